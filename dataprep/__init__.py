@@ -1,0 +1,1 @@
+"""Dataprep: from raw documents to packed token shards."""

@@ -1,0 +1,1 @@
+"""Dedup methods and the one rule that removes."""

@@ -1,0 +1,110 @@
+"""Durable files: write under a temporary name, fsync, rename; hash; check names that come from a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from .errors import DamageError
+
+__all__ = [
+    "TEMPORARY_PREFIX",
+    "check_name",
+    "digest_bytes",
+    "fsync_folder",
+    "hash_file",
+    "remove_stale_temporaries",
+    "temporary_path",
+    "write_atomic",
+]
+
+TEMPORARY_PREFIX = ".tmp-"
+_CHUNK_BYTES = 1 << 22
+
+
+def temporary_path(path: Path) -> Path:
+    """The name under which ``path`` is written before it is renamed: same folder, own process, so renames are atomic."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside ``folder`` survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write ``data`` to ``path`` so that readers see the old file or the whole new one, also after a power loss.
+
+    Raises:
+        OSError: the file system refused (disk full, read-only, ...); the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "wb") as file:
+            for chunk in (data,) if isinstance(data, bytes) else data:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """xxh3-128 of ``data``, 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def hash_file(path: Path) -> str:
+    """xxh3-128 of a file's bytes, 32 hex digits, read in pieces of 4 MiB.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_name(name: str, place: str) -> str:
+    """Return ``name`` if it is a plain file or folder name; manifests are untrusted input.
+
+    Raises:
+        DamageError: it is empty, too long, hidden, holds a separator or a control character, or climbs.
+    """
+    bad = (
+        not name
+        or len(name.encode("utf-8", "surrogatepass")) > 200
+        or name.startswith(".")
+        or any(c in "/\\\0" or ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name)
+    )
+    if bad:
+        raise DamageError("TR-NAME-UNSAFE", f"unsafe name {name!r}", place, "a plain name without separators")
+    return name
+
+
+def remove_stale_temporaries(folder: Path) -> list[Path]:
+    """Remove what killed writers left in ``folder`` (not below it); returns the removed paths.
+
+    Call it only where no other live process writes: a temporary name carries its writer's pid, and a live one is kept.
+    """
+    removed = []
+    for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")):
+        pid = path.name[len(TEMPORARY_PREFIX) :].split("-", 1)[0]
+        if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+            continue
+        path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed

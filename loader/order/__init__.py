@@ -1,0 +1,1 @@
+"""What comes when: pure functions."""

@@ -1,0 +1,1 @@
+"""Distributed trainer with spike detection, attribution and rollback."""

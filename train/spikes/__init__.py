@@ -1,0 +1,1 @@
+"""Spikes: detect, attribute, roll back, cut."""
