@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
-
     from loader.order.skips import SkipEntry
     from loader.stream.batch import Batch
 
@@ -29,7 +28,6 @@ class StepRecord:
         label_count: labels in the global batch; 0 for a skipped update.
         source_loss: per source the sum of its label losses and the number of its labels.
         finite: loss, gradient norm and parameters are finite.
-        attempt: the process start that computed it; no decision depends on it.
     """
 
     step: int
@@ -41,7 +39,6 @@ class StepRecord:
     label_count: int
     source_loss: Mapping[str, tuple[float, int]]
     finite: bool
-    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class Decision:
 
     kind:
         ``none``: nothing.
-        ``alarm``: write the event and pin the newest checkpoint at or before ``window.start`` (retention must keep it until
-            the case is answered); training goes on.
+        ``alarm``: write the event and pin the newest checkpoint at or before ``window.start`` (retention must keep it
+            until the case is answered); training goes on.
         ``report``: write the event; nothing else (plateau, an alarm that came to nothing, a spike that has recovered).
         ``investigate``: call ``SpikeWatch.investigate(context)`` before the next step.
     event: JSON-able, for ``RUN/events.jsonl`` (without branch, attempt and time, which the loop adds).
@@ -116,8 +113,8 @@ class Verdict:
         ``mask`` | ``replace`` | ``skip_range``: add ``entries`` to the skip list (stamped ``next_position``), load the
             checkpoint of step ``rollback_to``, open a branch, go on from there.
         ``give_up``: write the event and stop the run with TR-SPIKE-GIVEN-UP.
-    outcome: reported | recovered | replaced | range_skipped | given_up, where ``recovered`` is still to be confirmed by the
-        masked continuation (a later ``report`` decision says whether it was).
+    outcome: reported | recovered | replaced | range_skipped | given_up, where ``recovered`` is still to be confirmed by
+        the masked continuation (a later ``report`` decision says whether it was).
     report: JSON-able; window, scores, flagged documents and sources with their origins, losses.
     """
 

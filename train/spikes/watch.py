@@ -5,11 +5,11 @@
     decision = watch.observe(record)                         # after every step
     if decision.kind == "investigate":
         verdict = watch.investigate(context)                 # then carry it out
-        if verdict.rollback_to is not None:                  # the loop writes the entries, loads the checkpoint and builds
-            ...                                              # a new watch from the checkpoint's state and the new skips
+        if verdict.rollback_to is not None:                  # the loop writes the entries, loads the checkpoint and
+            ...                                              # builds a new watch from its state and the new skips
 
-``state_dict()`` belongs into every checkpoint. What must outlive a rollback (how often, for which spike, how high the loss
-was) lives in the evidence of the skip entries, so that a killed run finds it again: ``rollbacks_from``.
+``state_dict()`` belongs into every checkpoint. What must outlive a rollback (how often, for which spike, how high the
+loss was) lives in the evidence of the skip entries, so that a killed run finds it again: ``rollbacks_from``.
 """
 
 from __future__ import annotations
