@@ -1,0 +1,155 @@
+"""Job configuration: one YAML file to frozen dataclasses, every error at once with its place; child environments.
+
+Shapes (dataclasses, unions, mappings, lists) are walked by ``config_check``, for only a walk knows which key a message
+belongs to; each leaf is validated by pydantic in strict mode. A dataclass may check itself in ``__post_init__``: each
+line of its ``ValueError`` is one problem, and a line ``key: message`` is shown at that key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from .canonical import canonical_json, digest_of
+from .config_check import Invalid, check
+from .errors import ConfigError
+from .yaml_tree import Node, apply_override, parse_yaml
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "Loaded",
+    "canonical_json",
+    "child_environment",
+    "digest_of",
+    "load_config",
+    "schema_of",
+    "to_plain",
+]
+
+MAX_FILE_BYTES = 1 << 20
+_Config = TypeVar("_Config")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[_Config]):
+    """A validated configuration.
+
+    Attributes:
+        config: the frozen dataclass.
+        semantic: JSON-able dictionary of all that shapes results: defaults written out, no ``run`` block.
+        digest: xxh3-128 of the canonical JSON of ``semantic``, 32 hex digits.
+        path: the file it came from, as given.
+    """
+
+    config: _Config
+    semantic: dict[str, Any]
+    digest: str
+    path: Path
+
+
+def load_config(path: str | Path, cls: type[_Config], overrides: Sequence[str] = ()) -> Loaded[_Config]:
+    """Read the YAML file ``path`` into the frozen dataclass ``cls``, with ``a.b=value`` overrides applied in order.
+
+    Raises:
+        ConfigError: ``TR-CONFIG-UNREADABLE`` when the file cannot be read; ``TR-CONFIG-INVALID`` with all problems
+            found, one ``file:line:column: key.path: message`` a line.
+    """
+    path = Path(path)
+    problems: list[str] = []
+    root = parse_yaml(_read_text(path), str(path), problems)
+    if root is None:
+        raise _invalid(path, problems)
+    if root.value is None:
+        root = Node({}, root.place)
+    for override in overrides:
+        apply_override(root, override, problems)
+    config = check(root, cls, problems)
+    if problems or isinstance(config, Invalid):
+        raise _invalid(path, problems)
+    semantic = cast(dict[str, Any], to_plain(config))
+    semantic.pop("run", None)
+    return Loaded(cast(_Config, config), semantic, digest_of(semantic), path)
+
+
+def _read_text(path: Path) -> str:
+    """The file's text; UTF-8 with or without a byte order mark, bounded in size."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        message = f"cannot read the configuration: {error.strerror}"
+        raise ConfigError("TR-CONFIG-UNREADABLE", message, str(path), "a YAML file") from error
+    if len(data) > MAX_FILE_BYTES:
+        expected = f"at most {MAX_FILE_BYTES} bytes"
+        raise ConfigError("TR-CONFIG-UNREADABLE", "the configuration is too large", str(path), expected)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line_start = data.rfind(b"\n", 0, error.start) + 1
+        place = f"{path}:{data.count(10, 0, error.start) + 1}:{error.start - line_start + 1}"
+        raise _invalid(path, [f"{place}: not UTF-8: byte 0x{data[error.start]:02x}"]) from error
+
+
+def _invalid(path: Path, problems: Sequence[str]) -> ConfigError:
+    noun = "problem" if len(problems) == 1 else "problems"
+    lines = "".join(f"\n  {problem}" for problem in sorted(problems, key=_line_of))
+    return ConfigError("TR-CONFIG-INVALID", f"{len(problems)} {noun} in the configuration{lines}", str(path))
+
+
+def _line_of(problem: str) -> tuple[int, int]:
+    """Sort key: the order of the file, overrides last."""
+    found = re.match(r".*?:(\d+):(\d+): ", problem)
+    return (int(found[1]), int(found[2])) if found else (sys.maxsize, 0)
+
+
+def to_plain(value: object) -> object:
+    """``value`` as JSON-able data: dataclasses and mappings to dictionaries, tuples and sets to lists, paths to text.
+
+    Raises:
+        TypeError: something has no JSON form.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item) for item in value), key=repr)
+    if isinstance(value, Enum):
+        return to_plain(value.value)
+    if isinstance(value, Path):
+        return value.as_posix()
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def schema_of(cls: type) -> dict[str, Any]:
+    """JSON Schema (2020-12) of the configuration dataclass ``cls``; closed: unknown keys are errors in it too."""
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(cls).json_schema()
+    for definition in (schema, *schema.get("$defs", {}).values()):
+        if "properties" in definition:
+            definition["additionalProperties"] = False
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """Environment for child processes: this one's, ``extra``, and a path on which a user's files cannot shadow ours.
+
+    ``PYTHONSAFEPATH=1`` keeps the working folder off the child's path; run from a clone, the clone's folder goes first.
+    """
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    root = Path(__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):
+        inherited = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), *(entry for entry in inherited if entry != str(root))])
+    return {**environment, **extra}
