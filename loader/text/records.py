@@ -1,0 +1,176 @@
+"""Document ids, and the text of one record by its Origin: file, record number, record start.
+
+A record start is an offset in the *decompressed* stream (Parquet and Arrow: the row group and the record batch). Text
+is found again by that start; formats without one are read by record number. Imports of pyarrow stay inside functions.
+
+Legend: N records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DamageError
+
+__all__ = ["TEXT_READERS", "RecordPlace", "document_id", "document_ids", "parse_json_text", "read_texts"]
+
+_BOM = b"\xef\xbb\xbf"
+_SKIP_BYTES = 1 << 22
+_COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+
+
+def document_ids(source: str, relative_path: str, record_N: NDArray[np.integer[Any]], salt: int) -> NDArray[np.uint64]:
+    """Ids (u8) of records of one file: xxh3-64, seeded with ``salt``, of source NUL path NUL record number in UTF-8.
+
+    Raises:
+        ValueError: a NUL in source or path (two Origins could share their bytes), or a salt outside 0 .. 2^64.
+    """
+    if "\0" in source or "\0" in relative_path or not 0 <= salt < 1 << 64:
+        raise ValueError(f"no Origin: {source!r}, {relative_path!r}, salt {salt}")
+    prefix = f"{source}\0{relative_path}\0".encode()
+    digest = xxhash.xxh3_64_intdigest
+    records = np.asarray(record_N).tolist()
+    return np.fromiter((digest(prefix + b"%d" % record, salt) for record in records), np.uint64, len(records))
+
+
+def document_id(source: str, relative_path: str, record: int, salt: int) -> int:
+    """Id of one record; see :func:`document_ids`."""
+    return int(document_ids(source, relative_path, np.array([record], np.int64), salt)[0])
+
+
+def parse_json_text(line: bytes, text_field: str, place: str) -> str:
+    """The text of one JSONL record; of duplicate keys the last wins.
+
+    Raises:
+        DamageError: no JSON object with a string under ``text_field``; the file changed since it was read.
+    """
+    try:
+        # Numbers are not wanted: parse_int=float spares the limit on the digits of an int.
+        value = json.loads(line.decode("utf-8", "strict"), parse_int=float)
+        text = value[text_field] if isinstance(value, dict) else None
+    except (ValueError, KeyError, RecursionError) as error:
+        raise DamageError("TR-TEXT-RECORD", "the record cannot be read again", place, "the file that was built") from error
+    if not isinstance(text, str):
+        raise DamageError("TR-TEXT-RECORD", f"no text under {text_field!r}", place, "the file that was built")
+    return text
+
+
+@dataclass(frozen=True, order=True)
+class RecordPlace:
+    """A record inside one file: its start (bytes of the decompressed stream, or row group) and its number there."""
+
+    record_start: int
+    record: int
+
+
+def _open_decompressed(path: Path) -> BinaryIO:
+    """The decompressed bytes of ``path`` as a stream; pyarrow raises on a truncated frame where others end silently."""
+    compression = _COMPRESSION_BY_SUFFIX.get(path.suffix.lower())
+    if compression is None:
+        return open(path, "rb")
+    if compression == "xz":  # pyarrow has no xz codec
+        import lzma
+
+        return lzma.open(path, "rb")  # type: ignore[return-value]
+    import pyarrow as pa
+
+    stream: BinaryIO = pa.input_stream(str(path), compression=compression)
+    return stream
+
+
+class _Lines:
+    """Lines of a forward-only stream by their start offset, in ascending order."""
+
+    def __init__(self, stream: BinaryIO, seekable: bool) -> None:
+        self._stream = stream
+        self._seekable = seekable
+        self._buffer = b""
+        self._offset = 0  # of the buffer's first byte in the stream
+
+    def line_at(self, start: int) -> bytes:
+        self._advance(start)
+        while (end := self._buffer.find(b"\n")) < 0:
+            chunk = self._stream.read(_SKIP_BYTES)
+            if not chunk:
+                end = len(self._buffer)
+                break
+            self._buffer += chunk
+        return self._buffer[:end]
+
+    def _advance(self, start: int) -> None:
+        inside = start - self._offset
+        if inside > len(self._buffer) and self._seekable:
+            self._stream.seek(start)
+            self._buffer, self._offset = self._stream.read(1 << 16), start
+            return
+        while inside > len(self._buffer):
+            self._offset += len(self._buffer)
+            inside -= len(self._buffer)
+            self._buffer = self._stream.read(_SKIP_BYTES)
+            if not self._buffer:
+                raise EOFError(f"stream ends at {self._offset}, record starts at {start}")
+        self._buffer = self._buffer[inside:]
+        self._offset = start
+
+
+def _read_jsonl(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
+    """Texts of the records at ascending ``places`` of a JSONL file, one pass."""
+    with _open_decompressed(path) as stream:
+        lines = _Lines(stream, path.suffix.lower() not in _COMPRESSION_BY_SUFFIX)
+        for place in places:
+            line = lines.line_at(place.record_start)
+            if place.record_start == 0:
+                line = line.removeprefix(_BOM)
+            yield parse_json_text(line, text_field, f"{path} record {place.record}")
+
+
+def _read_parquet(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
+    """Texts of rows of a Parquet file; a place's start is its row group."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        first_rows = np.concatenate(([0], np.cumsum(np.array(sizes, np.int64))))
+        column, loaded = None, -1
+        for place in places:
+            row = place.record - int(first_rows[place.record_start])
+            if loaded != place.record_start:
+                column, loaded = file.read_row_group(place.record_start, columns=[text_field]).column(0), place.record_start
+            text = column[row].as_py() if column is not None and 0 <= row < len(column) else None
+            if not isinstance(text, str):
+                raise DamageError("TR-TEXT-RECORD", "no text in the row", f"{path} record {place.record}")
+            yield text
+
+
+TextReader = Callable[[Path, Sequence[RecordPlace], str], Iterator[str]]
+TEXT_READERS: Mapping[str, TextReader] = {"jsonl": _read_jsonl, "parquet": _read_parquet}
+"""Format name -> reader of records at ascending places of one file."""
+
+
+def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[RecordPlace]) -> dict[RecordPlace, str]:
+    """Texts of records of one file, read in one pass whatever their order in ``places``.
+
+    Raises:
+        ConfigError: the file is not there, or the format has no reader.
+        DamageError: the file is not the one that was built: cut short, broken frame, or another record at that place.
+    """
+    reader = TEXT_READERS.get(format_name)
+    if reader is None:
+        raise ConfigError("TR-TEXT-FORMAT", f"no reader for {format_name!r}", str(path), ", ".join(TEXT_READERS))
+    wanted = sorted(set(places))
+    try:
+        return dict(zip(wanted, reader(path, wanted, text_field), strict=True))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
+        ) from error
+    except (OSError, EOFError, ValueError, IndexError, KeyError) as error:
+        raise DamageError("TR-TEXT-FILE", f"cannot be read again: {error}", str(path), "the file that was built") from error
