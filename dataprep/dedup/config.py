@@ -1,0 +1,92 @@
+"""Settings of ingest, dedup and hold-out: frozen, light to import, usable as they are inside a job's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["DecideConfig", "DedupConfig", "HoldoutConfig", "IngestConfig", "MinHashConfig", "SignConfig"]
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """How strictly input is read.
+
+    Attributes:
+        max_reject_fraction: a source with a larger share of rejected records fails the job.
+        line_limit_bytes: a longer record is rejected (``too-long``); bounds memory.
+    """
+
+    max_reject_fraction: float = 0.01
+    line_limit_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class MinHashConfig:
+    """MinHash signatures and their bands; ``bands * rows <= num_permutations``, permutations in eights."""
+
+    num_permutations: int = 128
+    bands: int = 25
+    rows: int = 5
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class DedupConfig:
+    """Document dedup.
+
+    Attributes:
+        methods: keys of ``dataprep.dedup.METHODS``; each only proposes pairs.
+        threshold: exact Jaccard similarity of shingle sets from which a document is a duplicate.
+        keep: which of two duplicates of one source stays.
+        across: also between sources (the source of better rank wins).
+        max_removed_fraction: a source that loses a larger share of its documents fails the job.
+        minhash: signatures and bands.
+        max_bucket: larger buckets are split by further signature rows; what that hides is counted.
+    """
+
+    methods: tuple[str, ...] = ("exact", "minhash")
+    threshold: float = 0.8
+    keep: Literal["longest", "first"] = "longest"
+    across: bool = True
+    max_removed_fraction: float = 0.9
+    minhash: MinHashConfig = field(default_factory=MinHashConfig)
+    max_bucket: int = 8192
+
+
+@dataclass(frozen=True)
+class HoldoutConfig:
+    """Validation documents.
+
+    Attributes:
+        fraction: share of each source's documents, by keyed hash of the document id; 0 switches hold-out off.
+        linked_at: kept documents linked by verified pairs at this similarity go to the same side.
+    """
+
+    fraction: float = 0.01
+    linked_at: float = 0.5
+
+
+@dataclass(frozen=True)
+class SignConfig:
+    """Everything that shapes what ``SignDocuments`` writes."""
+
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    dedup: DedupConfig = field(default_factory=DedupConfig)
+
+
+@dataclass(frozen=True)
+class DecideConfig:
+    """Everything that shapes what ``DecideDocuments`` writes.
+
+    Attributes:
+        ingest, dedup, holdout: as configured.
+        salt: salt of the document ids (stamped in the manifest).
+        seed: key of the hold-out hash.
+    """
+
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    dedup: DedupConfig = field(default_factory=DedupConfig)
+    holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
+    salt: int = 0
+    seed: int = 0
