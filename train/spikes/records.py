@@ -97,6 +97,9 @@ class InvestigationContext(Protocol):
     def positions_of_steps(self, start: int, stop: int) -> tuple[int, int]:
         """The positions ``[first, next)`` that the steps ``[start, stop)`` consumed."""
 
+    def source_names(self) -> Sequence[str]:
+        """The plan's sources; ``Batch.source_B`` indexes it."""
+
     def token_bytes(self) -> Sequence[bytes] | None:
         """The bytes of each token id, for the compression evidence; None scores raw ids instead."""
 

@@ -1,0 +1,221 @@
+"""One row of evidence per segment of a batch, with frozen weights: one forward pass, one more over shuffled tokens.
+
+The head gradient of a segment's summed loss is G = s (P - Y)^T H, with P the predicted distributions, Y the one-hot labels, H
+the hidden vectors and s the logit scale. Its Frobenius norm needs no V x D matrix:
+
+    ||G||^2 = s^2 sum_ij (E E^T)_ij (H H^T)_ij   with E = P - Y     n x n, for segments shorter than D
+            = s^2 sum over vocabulary tiles ||E_tile^T H||^2        tile x D, for longer ones
+
+Logits are kept for a whole sample while ``LOGIT_BUDGET`` allows and are computed again tile by tile above it, so memory
+does not grow with the vocabulary.
+
+Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of one tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .attribute import SegmentColumns
+from .records import FrozenModel
+
+if TYPE_CHECKING:
+    from loader.stream.batch import Batch
+
+__all__ = ["gradient_norm_gram", "gradient_norm_tiles", "score_batch", "shuffle_batch"]
+
+LOGIT_BUDGET = 1 << 25
+"""Logits held at once: tokens of a sample x vocabulary entries (4 bytes each)."""
+GRADIENT_TILE = 1024
+"""Vocabulary entries per tile of the long form: tile x D floats at once."""
+IGNORED = -100
+_SHUFFLE_KEY = 0x7265656C
+
+
+def gradient_norm_gram(errors_NV: torch.Tensor, hidden_ND: torch.Tensor) -> float:
+    """||errors^T hidden||_F by the two N x N Gram matrices; cheapest while N < D."""
+    product = (errors_NV @ errors_NV.T) * (hidden_ND @ hidden_ND.T)
+    return float(product.sum().clamp(min=0.0).sqrt())
+
+
+def gradient_norm_tiles(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: int = GRADIENT_TILE) -> float:
+    """||errors^T hidden||_F by tiles of the vocabulary; cheapest from N = D on."""
+    total = sum(float((errors_NC.T @ hidden_ND).square().sum()) for errors_NC in errors_NV.split(tile, dim=1))
+    return float(total**0.5)
+
+
+class _Head:
+    """The head over one sample's hidden vectors, one vocabulary tile at a time."""
+
+    def __init__(self, frozen: FrozenModel, hidden_TD: torch.Tensor) -> None:
+        self._weight_VD = frozen.head_weight_VD.detach().float()
+        self._scale = frozen.logit_scale
+        self._hidden_TD = hidden_TD
+        vocabulary = self._weight_VD.shape[0]
+        self._tile = max(1, min(vocabulary, LOGIT_BUDGET // max(1, hidden_TD.shape[0])))
+        self._kept = self._logits(slice(0, vocabulary)) if self._tile == vocabulary else None
+        partial = [logits_TC.logsumexp(1) for _, logits_TC in self.tiles()]
+        self.log_total_T = torch.stack(partial).logsumexp(0)
+
+    def _logits(self, entries: slice) -> torch.Tensor:
+        return self._scale * (self._hidden_TD @ self._weight_VD[entries].T)
+
+    def tiles(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(vocabulary entries, logits_TC) over the whole vocabulary."""
+        vocabulary = self._weight_VD.shape[0]
+        for start in range(0, vocabulary, self._tile):
+            entries = slice(start, min(start + self._tile, vocabulary))
+            yield entries, self._kept if self._kept is not None else self._logits(entries)
+
+    def token_losses(self, labels_T: torch.Tensor) -> torch.Tensor:
+        """Cross entropy per token, nats; 0 where the label is ignored."""
+        known_T = labels_T >= 0
+        target_T = labels_T.clamp(min=0)
+        at_label_T = self._scale * (self._hidden_TD * self._weight_VD[target_T]).sum(1)
+        return torch.where(known_T, self.log_total_T - at_label_T, torch.zeros_like(at_label_T))
+
+    def gradient_norms(self, labels_T: torch.Tensor, pieces: Sequence[slice]) -> list[float]:
+        """Norm of the head gradient of each piece's summed loss; a piece is a slice of tokens."""
+        rows = [torch.nonzero(labels_T[piece] >= 0)[:, 0] + piece.start for piece in pieces]
+        width = self._hidden_TD.shape[1]
+        grams = [torch.zeros(len(r), len(r)) if len(r) < width else None for r in rows]
+        squares = [0.0] * len(rows)
+        for entries, logits_TC in self.tiles():
+            for i, rows_N in enumerate(rows):
+                errors_NC = self._errors(logits_TC[rows_N], rows_N, labels_T[rows_N], entries)
+                gram = grams[i]
+                if gram is not None:
+                    gram += errors_NC @ errors_NC.T
+                else:
+                    squares[i] += gradient_norm_tiles(errors_NC, self._hidden_TD[rows_N]) ** 2
+        for i, gram in enumerate(grams):
+            if gram is not None:
+                hidden_ND = self._hidden_TD[rows[i]]
+                squares[i] = float((gram * (hidden_ND @ hidden_ND.T)).sum())
+        return [abs(self._scale) * max(s, 0.0) ** 0.5 for s in squares]
+
+    def _errors(
+        self, logits_NC: torch.Tensor, rows_N: torch.Tensor, labels_N: torch.Tensor, entries: slice
+    ) -> torch.Tensor:
+        errors_NC = (logits_NC - self.log_total_T[rows_N, None]).exp_()
+        inside = torch.nonzero((labels_N >= entries.start) & (labels_N < entries.stop))[:, 0]
+        errors_NC[inside, labels_N[inside] - entries.start] -= 1.0
+        return errors_NC
+
+
+def shuffle_batch(batch: Batch) -> Batch:
+    """The same batch with the tokens after each segment's first one permuted inside the segment, labels following.
+
+    The first token stays: it may be the beginning-of-document token, and it is never a label. So the labels of a segment are
+    the same multiset. The permutation is a function of the position alone.
+    """
+    tokens_BT, labels_BT = batch.tokens_BT.copy(), np.full_like(batch.labels_BT, IGNORED)
+    keys_BT = np.stack([_keys(int(position), tokens_BT.shape[1]) for position in batch.positions_B])
+    for row, start, stop in _pieces(batch):
+        order = np.argsort(keys_BT[row, start + 1 : stop], kind="stable")
+        tokens_BT[row, start + 1 : stop] = batch.tokens_BT[row, start + 1 : stop][order]
+        labels_BT[row, start : stop - 1] = tokens_BT[row, start + 1 : stop]
+    return dataclasses.replace(batch, tokens_BT=tokens_BT, labels_BT=labels_BT)
+
+
+def _keys(position: int, count: int) -> NDArray[np.uint64]:
+    generator = np.random.Philox(key=[_SHUFFLE_KEY, position])
+    keys: NDArray[np.uint64] = generator.random_raw(count)
+    return keys
+
+
+def _scored_rows(batch: Batch) -> NDArray[np.int64]:
+    """Rows of the segment table with labels (neither padding nor masked nor a single token), by sample and start."""
+    table = batch.segments
+    labelled_S = batch.labels_BT[table.sample_index_S, table.token_start_S] != IGNORED
+    rows_S = np.flatnonzero(~table.padding_S & (table.num_tokens_S >= 2) & labelled_S)
+    order = np.lexsort((table.token_start_S[rows_S], table.sample_index_S[rows_S]))
+    rows: NDArray[np.int64] = rows_S[order].astype(np.int64)
+    return rows
+
+
+def _pieces(batch: Batch) -> list[tuple[int, int, int]]:
+    """(sample, first token, end) of every segment with labels, in the order of ``_scored_rows``."""
+    table, rows = batch.segments, _scored_rows(batch)
+    starts = table.token_start_S[rows].astype(np.int64)
+    stops = starts + table.num_tokens_S[rows]
+    return list(zip(table.sample_index_S[rows].tolist(), starts.tolist(), stops.tolist(), strict=True))
+
+
+def _entropy(tokens_N: NDArray[np.int32]) -> float:
+    """Entropy of the histogram of the tokens, nats."""
+    share = np.unique(tokens_N, return_counts=True)[1] / len(tokens_N)
+    return float(-(share * np.log(share)).sum())
+
+
+def _squeeze(tokens_N: NDArray[np.int32], token_bytes: Sequence[bytes] | None) -> float:
+    """Compressed bytes / bytes of a segment."""
+    if token_bytes is None:
+        raw = tokens_N.astype("<u4").tobytes()
+    else:
+        raw = b"".join([token_bytes[t] for t in tokens_N.tolist()])
+    return len(zlib.compress(raw, 6)) / max(1, len(raw))
+
+
+def _model_columns(frozen: FrozenModel, batch: Batch) -> NDArray[np.float64]:
+    """(4, S): mean loss, token variance, head gradient norm, mean loss of the shuffled tokens."""
+    shuffled = shuffle_batch(batch)
+    with torch.no_grad():
+        hidden_BTD = frozen.hidden(batch).float()
+        shuffled_BTD = frozen.hidden(shuffled).float()
+        labels_BT = torch.from_numpy(batch.labels_BT.astype(np.int64)).to(hidden_BTD.device)
+        shuffled_labels_BT = torch.from_numpy(shuffled.labels_BT.astype(np.int64)).to(hidden_BTD.device)
+        out: list[tuple[float, float, float, float]] = []
+        for sample, group in itertools.groupby(_pieces(batch), key=lambda piece: piece[0]):
+            pieces = [slice(start, stop) for _, start, stop in group]
+            head = _Head(frozen, hidden_BTD[sample])
+            losses_T = head.token_losses(labels_BT[sample]).double()
+            norms = head.gradient_norms(labels_BT[sample], pieces)
+            shuffled_T = _Head(frozen, shuffled_BTD[sample]).token_losses(shuffled_labels_BT[sample]).double()
+            for piece, norm in zip(pieces, norms, strict=True):
+                labelled = slice(piece.start, piece.stop - 1)
+                mean, second = float(losses_T[labelled].mean()), float(losses_T[labelled].square().mean())
+                out.append((mean, max(second - mean * mean, 0.0), norm, float(shuffled_T[labelled].mean())))
+    return np.array(out, np.float64).reshape(-1, 4).T
+
+
+def score_batch(
+    frozen: FrozenModel, batch: Batch, token_bytes: Sequence[bytes] | None, baseline: bool
+) -> SegmentColumns:
+    """Scores every labelled segment of a batch.
+
+    Args:
+        frozen: the weights to score with.
+        batch: a whole global batch.
+        token_bytes: bytes of each token id, or None to compress raw ids.
+        baseline: whether these rows are clean baseline.
+
+    Returns:
+        One row per segment with at least one label; ``source_S`` as in ``batch.source_B``.
+    """
+    table, rows = batch.segments, _scored_rows(batch)
+    loss_S, variance_S, gradient_S, shuffled_S = _model_columns(frozen, batch)
+    tokens = [batch.tokens_BT[sample, start:stop] for sample, start, stop in _pieces(batch)]
+    sample_S = table.sample_index_S[rows]
+    return SegmentColumns(
+        source_S=batch.source_B[sample_S].astype(np.int32),
+        document_S=table.document_id_S[rows].astype(np.uint64),
+        step_S=np.full(len(rows), batch.step, np.int64),
+        sample_S=batch.sample_B[sample_S].astype(np.int64),
+        num_labels_S=(table.num_tokens_S[rows] - 1).astype(np.int64),
+        baseline_S=np.full(len(rows), baseline),
+        loss_S=loss_S,
+        token_variance_S=variance_S,
+        head_grad_S=gradient_S,
+        shuffled_S=shuffled_S,
+        entropy_S=np.array([_entropy(t[1:]) for t in tokens], np.float64),
+        squeeze_S=np.array([_squeeze(t, token_bytes) for t in tokens], np.float64),
+    )
