@@ -1,0 +1,310 @@
+"""The configuration of a dataprep job: frozen dataclasses that mirror the YAML, key by key.
+
+Everything but ``run`` is semantic. ``semantic_of`` is what enters digests and the manifest: it leaves out where things lie on this
+machine (``output``, each source's ``root``), because the same documents under the same relative paths are the same job anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "BuildConfig",
+    "DedupConfig",
+    "HoldoutConfig",
+    "IngestConfig",
+    "MinhashConfig",
+    "MixConfig",
+    "PackConfig",
+    "RunConfig",
+    "SentencepieceConfig",
+    "SentencepieceTrainConfig",
+    "ShardsConfig",
+    "SourceConfig",
+    "TokenizerConfig",
+    "semantic_of",
+    "source_priority",
+]
+
+_MAX_SOURCES = 256
+_MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+def _raise(problems: list[str]) -> None:
+    """Raise what ``loader.settings`` turns into placed messages: one ``key: message`` a line."""
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """A named set of input files.
+
+    Attributes:
+        root: folder of the files, relative to the folder of the configuration file.
+        paths: glob patterns relative to ``root``; ``**`` crosses folders. A source that matches nothing is an error.
+        format: a key of ``dataprep.formats.FORMATS``.
+        text: the field that holds the document's text.
+        rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
+        opt_out: dataprep steps that leave this source alone (``dedup``, ``holdout``); stated in the report.
+    """
+
+    root: str
+    paths: tuple[str, ...] = ("**/*.jsonl", "**/*.jsonl.zst", "**/*.jsonl.gz")
+    format: str = "jsonl"
+    text: str = "text"
+    rank: int | None = None
+    opt_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.paths:
+            problems.append("paths: at least one pattern")
+        for pattern in self.paths:
+            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+                problems.append(f"paths: {pattern!r} must stay below root")
+        unknown = sorted(set(self.opt_out) - {"dedup", "holdout"})
+        if unknown:
+            problems.append(f"opt_out: unknown step {unknown[0]!r}; one of dedup, holdout")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """Limits at the door. ``line_limit_bytes``: longest record; ``max_reject_fraction``: of a source's records, above it the job fails."""
+
+    max_reject_fraction: float = 0.01
+    line_limit_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 <= self.max_reject_fraction <= 1:
+            problems.append("max_reject_fraction: from 0 to 1")
+        if not 1 <= self.line_limit_bytes <= 1 << 30:
+            problems.append("line_limit_bytes: from 1 to 2^30")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class MinhashConfig:
+    """MinHash LSH: ``bands`` x ``rows`` of ``num_permutations`` minima, hash family keyed by ``seed``."""
+
+    num_permutations: int = 128
+    bands: int = 25
+    rows: int = 5
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.bands > 0 and self.rows > 0 and self.bands * self.rows <= self.num_permutations):
+            _raise(["bands: bands x rows must be positive and at most num_permutations"])
+
+
+@dataclass(frozen=True)
+class DedupConfig:
+    """Deduplication: ``methods`` propose pairs, a document goes only if a kept one has Jaccard >= ``threshold`` (or is equal)."""
+
+    methods: tuple[str, ...] = ("exact", "minhash")
+    threshold: float = 0.8
+    keep: Literal["longest", "first"] = "longest"
+    across: bool = True
+    max_removed_fraction: float = 0.9
+    minhash: MinhashConfig = field(default_factory=MinhashConfig)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.threshold <= 1:
+            problems.append("threshold: above 0, at most 1")
+        if not 0 <= self.max_removed_fraction <= 1:
+            problems.append("max_removed_fraction: from 0 to 1")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class HoldoutConfig:
+    """``fraction`` of each source's kept documents goes to the validation Dataset, by keyed hash."""
+
+    fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 1:
+            _raise(["fraction: from 0, below 1"])
+
+
+@dataclass(frozen=True)
+class SentencepieceTrainConfig:
+    """Train a lossless sentencepiece model on a keyed sample of ``sample_bytes`` of the kept documents, shared by the mix ratios."""
+
+    vocab_size: int = 32768
+    model_type: Literal["bpe", "unigram"] = "bpe"
+    sample_bytes: int = 64_000_000
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 300 <= self.vocab_size <= 1 << 20:
+            problems.append("vocab_size: from 300 (256 byte tokens and 4 control tokens are always there) to 2^20")
+        if not 1 <= self.sample_bytes <= 4 << 30:
+            problems.append("sample_bytes: from 1 to 2^32")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class SentencepieceConfig:
+    """Either ``train`` a model here, or ``load`` a ``.model`` file (or a Dataset's tokenizer folder), relative to the config file."""
+
+    train: SentencepieceTrainConfig | None = None
+    load: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train is None) == (self.load is None):
+            _raise(["exactly one of train, load"])
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The tokenizer and the policy at document borders: ``add_bos`` / ``add_eos`` per document, never per piece."""
+
+    sentencepiece: SentencepieceConfig = field(default_factory=lambda: SentencepieceConfig(train=SentencepieceTrainConfig()))
+    add_bos: bool = True
+    add_eos: bool = True
+
+
+@dataclass(frozen=True)
+class MixConfig:
+    """Shares by tokens.
+
+    Attributes:
+        ratios: source -> share of the plan, any positive scale; ``null`` keeps every source whole.
+        total_tokens: length of the plan; ``null`` with ratios = the longest plan within everybody's ``max_epochs`` (1 if not given).
+        max_epochs: source -> how often its documents may be seen.
+        exhaustion: what happens to a source that runs out: ``repeat`` it, ``stop`` the plan there, or ``renormalise`` the others.
+    """
+
+    ratios: Mapping[str, float] | None = None
+    total_tokens: int | None = None
+    max_epochs: Mapping[str, float] = field(default_factory=dict)
+    exhaustion: Literal["repeat", "stop", "renormalise"] = "repeat"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.total_tokens is not None and self.total_tokens <= 0:
+            problems.append("total_tokens: positive")
+        for name, ratio in (self.ratios or {}).items():
+            if not 0 < ratio < float("inf"):
+                problems.append(f"ratios: {name} must be positive and finite")
+        for name, epochs in self.max_epochs.items():
+            if not 0 < epochs < float("inf"):
+                problems.append(f"max_epochs: {name} must be positive and finite")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class PackConfig:
+    """Packing to samples of ``seq_len`` tokens by ``strategy`` (``dataprep.pack.PACKERS``) in windows of ``window_documents``."""
+
+    seq_len: int = 2048
+    strategy: str = "best_fit"
+    window_documents: int = 8192
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 8 <= self.seq_len <= 1 << 24:
+            problems.append("seq_len: from 8 to 2^24")
+        if not 1 <= self.window_documents <= 1 << 24:
+            problems.append("window_documents: from 1 to 2^24")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class ShardsConfig:
+    """``size_bytes``: the size a shard file aims at."""
+
+    size_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size_bytes <= _MAX_SHARD_BYTES:
+            _raise([f"size_bytes: from 1 to {_MAX_SHARD_BYTES} (a shard stays below 2 GiB)"])
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How to run, never what comes out: not part of any digest. ``workers``: processes; ``work``: folder of intermediate results."""
+
+    workers: int = 2
+    engine: str = "local"
+    work: str | None = None
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 1 <= self.workers <= 4096:
+            problems.append("workers: from 1 to 4096")
+        if not 0 <= self.retries <= 100:
+            problems.append("retries: from 0 to 100")
+        _raise(problems)
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """A whole dataprep job; paths are relative to the folder of the configuration file."""
+
+    version: Literal[1]
+    output: str
+    sources: Mapping[str, SourceConfig]
+    seed: int = 17
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    dedup: DedupConfig = field(default_factory=DedupConfig)
+    holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    mix: MixConfig = field(default_factory=MixConfig)
+    pack: PackConfig = field(default_factory=PackConfig)
+    shards: ShardsConfig = field(default_factory=ShardsConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.output.strip("/. "):
+            problems.append("output: a folder to write to")
+        if not 0 <= self.seed < 1 << 63:
+            problems.append("seed: from 0 to 2^63 - 1")
+        if not 1 <= len(self.sources) <= _MAX_SOURCES:
+            problems.append(f"sources: from 1 to {_MAX_SOURCES} sources")
+        for name in self.sources:
+            if not name or len(name) > 64 or not set(name) <= _NAME_LETTERS or not name[0].isalnum():
+                problems.append(f"sources: name {name!r} must start with a letter or digit; letters, digits, '_', '-', '.' only")
+        problems += [f"mix: {problem}" for problem in self._mix_problems()]
+        _raise(problems)
+
+    def _mix_problems(self) -> list[str]:
+        """Sources named in ``mix`` that do not exist, and sources that a given ``ratios`` forgets."""
+        problems = []
+        for key, names in (("ratios", self.mix.ratios or {}), ("max_epochs", self.mix.max_epochs)):
+            problems += [f"{key} names the unknown source {name!r}" for name in names if name not in self.sources]
+        if self.mix.ratios is not None:
+            problems += [f"ratios says nothing of source {name!r}" for name in self.sources if name not in self.mix.ratios]
+        return problems
+
+
+def source_priority(config: BuildConfig) -> tuple[str, ...]:
+    """Source names, first = wins in deduplication: by ``rank`` where given, else by place in the file; ties by place."""
+    names = list(config.sources)
+    ranks = {name: (config.sources[name].rank, place) for place, name in enumerate(names)}
+    return tuple(sorted(names, key=lambda n: (ranks[n][1] if ranks[n][0] is None else ranks[n][0], ranks[n][1])))
+
+
+def semantic_of(config: BuildConfig) -> dict[str, Any]:
+    """What shapes the result, JSON-able: no ``run``, no ``output``, no roots; sources as a list, because their order is a priority."""
+    from loader.settings import to_plain
+
+    plain = to_plain(config)
+    assert isinstance(plain, dict)
+    for key in ("run", "output", "sources"):
+        del plain[key]
+    sources = []
+    for name in config.sources:
+        source = to_plain(config.sources[name])
+        assert isinstance(source, dict)
+        sources.append({"name": name, **{key: value for key, value in source.items() if key != "root"}})
+    return {**plain, "sources": sources}
