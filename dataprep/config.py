@@ -1,7 +1,9 @@
 """The configuration of a dataprep job: frozen dataclasses that mirror the YAML, key by key.
 
-Everything but ``run`` is semantic. ``semantic_of`` is what enters digests and the manifest: it leaves out where things lie on this
-machine (``output``, each source's ``root``), because the same documents under the same relative paths are the same job anywhere.
+Everything but ``run`` is semantic. ``semantic_of`` is what enters digests and the manifest: it leaves out where
+things lie on this
+machine (``output``, each source's ``root``), because the same documents under the same relative paths are the same
+job anywhere.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class IngestConfig:
-    """Limits at the door. ``line_limit_bytes``: longest record; ``max_reject_fraction``: of a source's records, above it the job fails."""
+    """Limits at the door. ``line_limit_bytes``: longest record; ``max_reject_fraction``: of a source's records, above
+    it the job fails.
+    """
 
     max_reject_fraction: float = 0.01
     line_limit_bytes: int = 64 << 20
@@ -104,7 +108,9 @@ class MinhashConfig:
 
 @dataclass(frozen=True)
 class DedupConfig:
-    """Deduplication: ``methods`` propose pairs, a document goes only if a kept one has Jaccard >= ``threshold`` (or is equal)."""
+    """Deduplication: ``methods`` propose pairs, a document goes only if a kept one has Jaccard >= ``threshold`` (or
+    is equal).
+    """
 
     methods: tuple[str, ...] = ("exact", "minhash")
     threshold: float = 0.8
@@ -135,7 +141,9 @@ class HoldoutConfig:
 
 @dataclass(frozen=True)
 class SentencepieceTrainConfig:
-    """Train a lossless sentencepiece model on a keyed sample of ``sample_bytes`` of the kept documents, shared by the mix ratios."""
+    """Train a lossless sentencepiece model on a keyed sample of ``sample_bytes`` of the kept documents, shared by the
+    mix ratios.
+    """
 
     vocab_size: int = 32768
     model_type: Literal["bpe", "unigram"] = "bpe"
@@ -152,7 +160,9 @@ class SentencepieceTrainConfig:
 
 @dataclass(frozen=True)
 class SentencepieceConfig:
-    """Either ``train`` a model here, or ``load`` a ``.model`` file (or a Dataset's tokenizer folder), relative to the config file."""
+    """Either ``train`` a model here, or ``load`` a ``.model`` file (or a Dataset's tokenizer folder), relative to the
+    config file.
+    """
 
     train: SentencepieceTrainConfig | None = None
     load: str | None = None
@@ -166,7 +176,9 @@ class SentencepieceConfig:
 class TokenizerConfig:
     """The tokenizer and the policy at document borders: ``add_bos`` / ``add_eos`` per document, never per piece."""
 
-    sentencepiece: SentencepieceConfig = field(default_factory=lambda: SentencepieceConfig(train=SentencepieceTrainConfig()))
+    sentencepiece: SentencepieceConfig = field(
+        default_factory=lambda: SentencepieceConfig(train=SentencepieceTrainConfig())
+    )
     add_bos: bool = True
     add_eos: bool = True
 
@@ -177,9 +189,11 @@ class MixConfig:
 
     Attributes:
         ratios: source -> share of the plan, any positive scale; ``null`` keeps every source whole.
-        total_tokens: length of the plan; ``null`` with ratios = the longest plan within everybody's ``max_epochs`` (1 if not given).
+        total_tokens: length of the plan; ``null`` with ratios = the longest plan within everybody's ``max_epochs`` (1
+            if not given).
         max_epochs: source -> how often its documents may be seen.
-        exhaustion: what happens to a source that runs out: ``repeat`` it, ``stop`` the plan there, or ``renormalise`` the others.
+        exhaustion: what happens to a source that runs out: ``repeat`` it, ``stop`` the plan there, or ``renormalise``
+            the others.
     """
 
     ratios: Mapping[str, float] | None = None
@@ -202,7 +216,9 @@ class MixConfig:
 
 @dataclass(frozen=True)
 class PackConfig:
-    """Packing to samples of ``seq_len`` tokens by ``strategy`` (``dataprep.pack.PACKERS``) in windows of ``window_documents``."""
+    """Packing to samples of ``seq_len`` tokens by ``strategy`` (``dataprep.pack.PACKERS``) in windows of
+    ``window_documents``.
+    """
 
     seq_len: int = 2048
     strategy: str = "best_fit"
@@ -230,7 +246,9 @@ class ShardsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How to run, never what comes out: not part of any digest. ``workers``: processes; ``work``: folder of intermediate results."""
+    """How to run, never what comes out: not part of any digest. ``workers``: processes; ``work``: folder of
+    intermediate results.
+    """
 
     workers: int = 2
     engine: str = "local"
@@ -273,7 +291,9 @@ class BuildConfig:
             problems.append(f"sources: from 1 to {_MAX_SOURCES} sources")
         for name in self.sources:
             if not name or len(name) > 64 or not set(name) <= _NAME_LETTERS or not name[0].isalnum():
-                problems.append(f"sources: name {name!r} must start with a letter or digit; letters, digits, '_', '-', '.' only")
+                problems.append(
+                    f"sources: name {name!r} must start with a letter or digit; letters, digits, '_', '-', '.' only"
+                )
         problems += [f"mix: {problem}" for problem in self._mix_problems()]
         _raise(problems)
 
@@ -283,7 +303,9 @@ class BuildConfig:
         for key, names in (("ratios", self.mix.ratios or {}), ("max_epochs", self.mix.max_epochs)):
             problems += [f"{key} names the unknown source {name!r}" for name in names if name not in self.sources]
         if self.mix.ratios is not None:
-            problems += [f"ratios says nothing of source {name!r}" for name in self.sources if name not in self.mix.ratios]
+            problems += [
+                f"ratios says nothing of source {name!r}" for name in self.sources if name not in self.mix.ratios
+            ]
         return problems
 
 
@@ -295,7 +317,9 @@ def source_priority(config: BuildConfig) -> tuple[str, ...]:
 
 
 def semantic_of(config: BuildConfig) -> dict[str, Any]:
-    """What shapes the result, JSON-able: no ``run``, no ``output``, no roots; sources as a list, because their order is a priority."""
+    """What shapes the result, JSON-able: no ``run``, no ``output``, no roots; sources as a list, because their order
+    is a priority.
+    """
     from loader.settings import to_plain
 
     plain = to_plain(config)
