@@ -1,0 +1,138 @@
+"""What a run reads and in which order: the ``data:`` block of a training configuration, and the Plan it makes.
+
+``train/config.py`` embeds :class:`DataConfig`; look-up needs nothing else of a run's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .order.plan import Plan
+    from .order.skips import SkipList
+    from .sources import Sources
+
+__all__ = ["BatchStageConfig", "DataConfig", "MixtureStageConfig", "build_plan", "default_weights"]
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class MixtureStageConfig:
+    """Weights of the sources from a position on.
+
+    Attributes:
+        start: first position, a multiple of 256.
+        weights: source name to weight, any scale; a source that is not named gets 0.
+    """
+
+    start: int
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.start < 0 or self.start % _BLOCK:
+            problems.append(f"start: must be a multiple of {_BLOCK}, >= 0")
+        if not self.weights or not all(0 <= weight < float("inf") for weight in self.weights.values()):
+            problems.append("weights: must be finite and >= 0, for one source at least")
+        elif not any(self.weights.values()):
+            problems.append("weights: one must be > 0")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+@dataclass(frozen=True)
+class BatchStageConfig:
+    """Samples an optimizer step reads, all ranks together, from a position on."""
+
+    start: int
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.start < 0:
+            problems.append("start: must be >= 0")
+        if not 1 <= self.global_batch < 1 << 24:
+            problems.append("global_batch: must lie in 1 .. 2^24")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The ``data:`` block.
+
+    Attributes:
+        datasets: folders of Datasets, relative to the configuration's folder (in ``RUN/config.yaml``: to RUN).
+        seed: of the order.
+        window_shards: shards shuffled together.
+        slices: staggered slices a shard is cut in.
+        mixture: stages of weights; none = the shares that the Datasets were mixed with.
+        batch: stages of the global batch.
+    """
+
+    datasets: tuple[str, ...]
+    batch: tuple[BatchStageConfig, ...]
+    seed: int = 17
+    window_shards: int = 8
+    slices: int = 2
+    mixture: tuple[MixtureStageConfig, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.datasets:
+            problems.append("datasets: one is needed at least")
+        if not self.batch or self.batch[0].start != 0:
+            problems.append("batch: the first stage must start at 0")
+        if self.mixture and self.mixture[0].start != 0:
+            problems.append("mixture: the first stage must start at 0")
+        for name, stages in (("batch", self.batch), ("mixture", self.mixture)):
+            starts = [stage.start for stage in stages]
+            if any(after <= before for before, after in zip(starts, starts[1:], strict=False)):
+                problems.append(f"{name}: starts must ascend")
+        if not 0 <= self.seed < 1 << 63:
+            problems.append("seed: must lie in 0 .. 2^63")
+        if self.window_shards < 1:
+            problems.append("window_shards: must be >= 1")
+        if self.slices < 1:
+            problems.append("slices: must be >= 1")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+def default_weights(sources: Sources) -> dict[str, float]:
+    """The realised share of each source: its tokens without padding, over all Datasets."""
+    return {name: float(sources.info(name).num_tokens) for name in sources.names if sources.info(name).num_tokens}
+
+
+def build_plan(data: DataConfig, sources: Sources, skips: SkipList) -> Plan:
+    """The plan of a run over opened sources.
+
+    Raises:
+        ConfigError: a stage names a source that no Dataset holds, or weights that the mixture refuses.
+    """
+    from .errors import ConfigError
+    from .order.mixture import MixtureStage
+    from .order.plan import BatchStage, Plan, PlanConfig, SourceShape
+
+    stages: Sequence[MixtureStageConfig] = data.mixture or (MixtureStageConfig(0, default_weights(sources)),)
+    for stage in stages:
+        unknown = sorted(set(stage.weights) - set(sources.names))
+        if unknown:
+            raise ConfigError(
+                "TR-CONFIG-SOURCE",
+                f"no Dataset holds source {unknown[0]!r}",
+                f"data.mixture, stage at {stage.start}",
+                f"one of {', '.join(sources.names)}",
+            )
+    config = PlanConfig(
+        sources=tuple(SourceShape(name, tuple(sources.shard_samples(name).tolist())) for name in sources.names),
+        seed=data.seed,
+        stages=tuple(MixtureStage(stage.start, dict(stage.weights)) for stage in stages),
+        batch=tuple(BatchStage(stage.start, stage.global_batch) for stage in data.batch),
+        window_shards=data.window_shards,
+        slices=data.slices,
+    )
+    return Plan(config, skips, resolver=sources)
