@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from loader.shards.layout import RESERVED_NAMES
+
+from .dedup.config import DedupConfig, HoldoutConfig, IngestConfig
+
 __all__ = [
     "BuildConfig",
     "DedupConfig",
     "HoldoutConfig",
     "IngestConfig",
-    "MinhashConfig",
     "MixConfig",
     "PackConfig",
     "RunConfig",
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 _MAX_SOURCES = 256
+_OPT_OUT = frozenset({"dedup", "exact", "minhash"})
 _MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
@@ -51,7 +55,7 @@ class SourceConfig:
         format: a key of ``dataprep.formats.FORMATS``.
         text: the field that holds the document's text.
         rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
-        opt_out: dataprep steps that leave this source alone (``dedup``, ``holdout``); stated in the report.
+        opt_out: dedup methods that leave this source alone, or ``dedup`` for all of them; stated in the report.
     """
 
     root: str
@@ -68,75 +72,10 @@ class SourceConfig:
         for pattern in self.paths:
             if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
                 problems.append(f"paths: {pattern!r} must stay below root")
-        unknown = sorted(set(self.opt_out) - {"dedup", "holdout"})
+        unknown = sorted(set(self.opt_out) - _OPT_OUT)
         if unknown:
-            problems.append(f"opt_out: unknown step {unknown[0]!r}; one of dedup, holdout")
+            problems.append(f"opt_out: unknown method {unknown[0]!r}; any of {', '.join(sorted(_OPT_OUT))}")
         _raise(problems)
-
-
-@dataclass(frozen=True)
-class IngestConfig:
-    """Limits at the door. ``line_limit_bytes``: longest record; ``max_reject_fraction``: of a source's records, above
-    it the job fails.
-    """
-
-    max_reject_fraction: float = 0.01
-    line_limit_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 <= self.max_reject_fraction <= 1:
-            problems.append("max_reject_fraction: from 0 to 1")
-        if not 1 <= self.line_limit_bytes <= 1 << 30:
-            problems.append("line_limit_bytes: from 1 to 2^30")
-        _raise(problems)
-
-
-@dataclass(frozen=True)
-class MinhashConfig:
-    """MinHash LSH: ``bands`` x ``rows`` of ``num_permutations`` minima, hash family keyed by ``seed``."""
-
-    num_permutations: int = 128
-    bands: int = 25
-    rows: int = 5
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if not (self.bands > 0 and self.rows > 0 and self.bands * self.rows <= self.num_permutations):
-            _raise(["bands: bands x rows must be positive and at most num_permutations"])
-
-
-@dataclass(frozen=True)
-class DedupConfig:
-    """Deduplication: ``methods`` propose pairs, a document goes only if a kept one has Jaccard >= ``threshold`` (or
-    is equal).
-    """
-
-    methods: tuple[str, ...] = ("exact", "minhash")
-    threshold: float = 0.8
-    keep: Literal["longest", "first"] = "longest"
-    across: bool = True
-    max_removed_fraction: float = 0.9
-    minhash: MinhashConfig = field(default_factory=MinhashConfig)
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 < self.threshold <= 1:
-            problems.append("threshold: above 0, at most 1")
-        if not 0 <= self.max_removed_fraction <= 1:
-            problems.append("max_removed_fraction: from 0 to 1")
-        _raise(problems)
-
-
-@dataclass(frozen=True)
-class HoldoutConfig:
-    """``fraction`` of each source's kept documents goes to the validation Dataset, by keyed hash."""
-
-    fraction: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1:
-            _raise(["fraction: from 0, below 1"])
 
 
 @dataclass(frozen=True)
@@ -289,6 +228,8 @@ class BuildConfig:
             problems.append("seed: from 0 to 2^63 - 1")
         if not 1 <= len(self.sources) <= _MAX_SOURCES:
             problems.append(f"sources: from 1 to {_MAX_SOURCES} sources")
+        for name in sorted(RESERVED_NAMES & set(self.sources)):
+            problems.append(f"sources: name {name!r} is taken by a file of every Dataset")
         for name in self.sources:
             if not name or len(name) > 64 or not set(name) <= _NAME_LETTERS or not name[0].isalnum():
                 problems.append(
@@ -310,7 +251,7 @@ class BuildConfig:
 
 
 def source_priority(config: BuildConfig) -> tuple[str, ...]:
-    """Source names, first = wins in deduplication: by ``rank`` where given, else by place in the file; ties by place."""
+    """Source names, the winner in deduplication first: by ``rank`` where given, else by place in the file."""
     names = list(config.sources)
     ranks = {name: (config.sources[name].rank, place) for place, name in enumerate(names)}
     return tuple(sorted(names, key=lambda n: (ranks[n][1] if ranks[n][0] is None else ranks[n][0], ranks[n][1])))

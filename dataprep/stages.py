@@ -1,0 +1,274 @@
+"""A stage: datatrove ``PipelineStep`` s over a fixed number of tasks, in a folder named by the digest of all that
+shapes its output.
+
+The folder is ``<work>/<name>-<first 12 digits of the digest>``; in it ``stage.json`` (the whole digest and what it
+was made of),
+the stage's outputs, and ``datatrove/`` (completion markers, statistics, logs). A finished stage is never run again;
+another
+configuration, another parent or another input is another folder, so stale results cannot be taken for fresh ones.
+
+Tasks come from the plan, never from the number of workers. An output is written under a temporary name, fsynced,
+renamed; its name
+and bytes depend on the task alone, so two attempts of one task at once (an orphan and its successor) write the same
+file twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loader.canonical import canonical_json, digest_of
+from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
+from loader.files import hash_file, remove_stale_temporaries, write_atomic
+
+if TYPE_CHECKING:
+    from datatrove.pipeline.base import PipelineStep
+
+__all__ = [
+    "RawFile",
+    "Stage",
+    "check_unchanged",
+    "close_stage",
+    "error_of_task",
+    "open_stage",
+    "read_json",
+    "record_error",
+    "stage_digest",
+]
+
+STAGE_FILE = "stage.json"
+ERRORS_FOLDER = "errors"
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """One raw input file, as it was when it was first read.
+
+    Attributes:
+        source: name of its source.
+        index: number of the file in the job's sorted list; the same number stands in the Dataset's ``files.txt``.
+        relative: path below the source's root, with ``/``.
+        path: where it lies on this machine.
+        size_bytes, mtime_ns: checked again before and after every later read.
+        digest: xxh3-128 of its bytes, 32 hex digits.
+    """
+
+    source: str
+    index: int
+    relative: str
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    digest: str
+
+    def identity(self) -> list[object]:
+        """What of it enters digests: nothing that depends on this machine."""
+        return [self.source, self.relative, self.size_bytes, self.digest]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage ready to run.
+
+    Attributes:
+        name, folder, digest: see the module.
+        description: JSON-able; what the digest was made of.
+        num_tasks: ranks to run.
+        steps: datatrove pipeline of one task; every rank runs all of them.
+        inputs: raw files its tasks read; checked before the stage starts and after it ends.
+    """
+
+    name: str
+    folder: Path
+    digest: str
+    description: Mapping[str, Any]
+    num_tasks: int
+    steps: tuple[PipelineStep, ...]
+    inputs: tuple[RawFile, ...] = ()
+
+    @property
+    def logging_folder(self) -> Path:
+        """datatrove's ``logging_dir``: ``completions/``, ``stats/``, ``logs/``."""
+        return self.folder / "datatrove"
+
+    def incomplete_ranks(self) -> list[int]:
+        """Ranks without a completion marker of this very digest, ascending."""
+        if not (self.folder / STAGE_FILE).is_file():
+            return list(range(self.num_tasks))
+        markers = self.logging_folder / "completions"
+        return [rank for rank in range(self.num_tasks) if not _marker_is_ours(markers / f"{rank:05d}", self.digest)]
+
+
+def _marker_is_ours(path: Path, digest: str) -> bool:
+    try:
+        return path.read_text(encoding="ascii") == digest
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def stage_digest(
+    name: str, version: int, config: object, parents: Sequence[str], extra: object = None
+) -> tuple[str, Any]:
+    """Digest of a stage and the description it is made of.
+
+    Args:
+        name: the stage.
+        version: raised whenever the same configuration would give other output.
+        config: JSON-able semantic configuration, only what this stage uses.
+        parents: digests of the stages it reads.
+        extra: JSON-able further inputs (raw files by relative path, size and hash; number of tasks).
+    """
+    description = {"stage": name, "version": version, "config": config, "parents": list(parents), "extra": extra}
+    return digest_of(description), description
+
+
+def open_stage(stage: Stage) -> None:
+    """Make the stage's folder ready: ``stage.json`` first, what killed writers left goes away, old errors are
+    forgotten.
+
+    Raises:
+        RefusedError: the folder belongs to another digest.
+        DamageError: its ``stage.json`` cannot be read.
+    """
+    path = stage.folder / STAGE_FILE
+    if path.exists():
+        found = read_json(path).get("digest")
+        if found != stage.digest:
+            raise RefusedError(
+                "TR-STAGE-OTHER", f"the folder of stage {stage.name} holds another one", str(path), stage.digest
+            )
+    else:
+        content = {"digest": stage.digest, "num_tasks": stage.num_tasks, "description": dict(stage.description)}
+        write_atomic(path, canonical_json(content))
+    for folder in (stage.folder, *(p for p in sorted(stage.folder.rglob("*")) if p.is_dir())):
+        remove_stale_temporaries(folder)
+    for error in (stage.folder / ERRORS_FOLDER).glob("*.json"):
+        error.unlink(missing_ok=True)
+
+
+def close_stage(stage: Stage) -> None:
+    """After the last task: every rank has its marker, or the stage is named with the ranks that are missing."""
+    missing = stage.incomplete_ranks()
+    if missing:
+        raise JobError(
+            "TR-STAGE-INCOMPLETE",
+            f"stage {stage.name}: {len(missing)} of {stage.num_tasks} tasks incomplete: {missing[:20]}",
+        )
+
+
+def check_unchanged(inputs: Iterable[RawFile]) -> None:
+    """Refuse when a raw input is not the file that was hashed: another size or time of change.
+
+    Raises:
+        RefusedError: ``TR-INPUT-CHANGED``, naming the file.
+    """
+    for file in inputs:
+        try:
+            status = os.stat(file.path)
+        except OSError as error:
+            raise RefusedError("TR-INPUT-CHANGED", f"input file is gone: {error.strerror}", file.path) from error
+        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
+            raise RefusedError(
+                "TR-INPUT-CHANGED",
+                "input file changed while the job was running",
+                file.path,
+                f"{file.size_bytes} bytes as first read, found {status.st_size}",
+                "run the same command again; it starts from the new content",
+            )
+
+
+def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path) -> tuple[RawFile, ...]:
+    """Stat and hash raw inputs (source, relative path, path); an unchanged size and mtime takes the hash noted at
+    first read.
+
+    Raises:
+        RefusedError: a file changed while it was hashed.
+        JobError: a file cannot be read.
+    """
+    known = read_json(cache_path) if cache_path.exists() else {}
+    inputs = []
+    for index, (source, relative, path) in enumerate(files):
+        try:
+            status = path.stat()
+            key = os.path.abspath(path)
+            noted = known.get(key)
+            if noted is None or noted[:2] != [status.st_size, status.st_mtime_ns]:
+                noted = [status.st_size, status.st_mtime_ns, hash_file(path)]
+                known[key] = noted
+        except OSError as error:
+            raise JobError("TR-INPUT-UNREADABLE", f"cannot read an input file: {error.strerror}", str(path)) from error
+        inputs.append(RawFile(source, index, relative, str(path), noted[0], noted[1], noted[2]))
+    check_unchanged(inputs)
+    write_atomic(cache_path, canonical_json(known))
+    return tuple(inputs)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from ``path``.
+
+    Raises:
+        DamageError: missing, unreadable or no object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamageError("TR-WORK-DAMAGED", f"cannot read a work file: {error}", str(path)) from error
+    if not isinstance(value, dict):
+        raise DamageError("TR-WORK-DAMAGED", "a work file holds no JSON object", str(path))
+    return value
+
+
+_ERROR_CLASSES: Mapping[int, type[TokenreelError]] = {
+    1: JobError,
+    2: ConfigError,
+    3: DamageError,
+    4: RefusedError,
+}
+
+
+def record_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave ``error`` of task ``rank`` where the supervising process finds it (as JSON: it may come from any
+    machine).
+    """
+    if isinstance(error, TokenreelError):
+        content: dict[str, object] = {"tokenreel": error.to_json()}
+    else:
+        lines = traceback.format_exception(error)
+        content = {"kind": type(error).__name__, "message": str(error)[:2000], "traceback": "".join(lines)[-8000:]}
+    write_atomic(folder / ERRORS_FOLDER / f"{rank:05d}.json", canonical_json(content))
+
+
+def error_of_task(stage: Stage, rank: int) -> TokenreelError:
+    """The error that task ``rank`` recorded, with its own code and exit code; stage and rank are named in its
+    message.
+    """
+    path = stage.folder / ERRORS_FOLDER / f"{rank:05d}.json"
+    where = f"stage {stage.name}, rank {rank}"
+    log = stage.logging_folder / "logs" / f"task_{rank:05d}.log"
+    if not path.exists():
+        return JobError("TR-STAGE-FAILED", f"{where}: the task ended without a word", str(log))
+    content = read_json(path)
+    inner = content.get("tokenreel")
+    if inner is None:
+        message = f"{where}: {content.get('kind')}: {content.get('message')}"
+        return JobError("TR-STAGE-FAILED", message, str(log), next_command="read the traceback in the log named above")
+    kind = _ERROR_CLASSES.get(inner["exit_code"], JobError)
+    message = f"{where}: {inner['message']}"
+    return kind(inner["code"], message, inner["place"], inner["expected"], inner["next_command"])
+
+
+class NothingToYield:
+    """Mixin for last steps: datatrove exhausts the last step's iterator; ours return an empty one after their work."""
+
+    type: ClassVar[str] = "tokenreel"
+
+    @staticmethod
+    def nothing() -> Iterator[object]:
+        """An empty iterator."""
+        return iter(())
