@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
+
     from loader.order.skips import SkipEntry
     from loader.stream.batch import Batch
 

@@ -1,7 +1,7 @@
 """One row of evidence per segment of a batch, with frozen weights: one forward pass, one more over shuffled tokens.
 
-The head gradient of a segment's summed loss is G = s (P - Y)^T H, with P the predicted distributions, Y the one-hot labels, H
-the hidden vectors and s the logit scale. Its Frobenius norm needs no V x D matrix:
+The head gradient of a segment's summed loss is G = s (P - Y)^T H, with P the predicted distributions, Y the one-hot
+labels, H the hidden vectors and s the logit scale. Its Frobenius norm needs no V x D matrix:
 
     ||G||^2 = s^2 sum_ij (E E^T)_ij (H H^T)_ij   with E = P - Y     n x n, for segments shorter than D
             = s^2 sum over vocabulary tiles ||E_tile^T H||^2        tile x D, for longer ones
@@ -9,7 +9,7 @@ the hidden vectors and s the logit scale. Its Frobenius norm needs no V x D matr
 Logits are kept for a whole sample while ``LOGIT_BUDGET`` allows and are computed again tile by tile above it, so memory
 does not grow with the vocabulary.
 
-Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of one tile.
+Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of a tile.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def gradient_norm_gram(errors_NV: torch.Tensor, hidden_ND: torch.Tensor) -> floa
 
 def gradient_norm_tiles(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: int = GRADIENT_TILE) -> float:
     """||errors^T hidden||_F by tiles of the vocabulary; cheapest from N = D on."""
-    total = sum(float((errors_NC.T @ hidden_ND).square().sum()) for errors_NC in errors_NV.split(tile, dim=1))
-    return float(total**0.5)
+    square = 0.0
+    for errors_NC in torch.split(errors_NV, tile, dim=1):
+        square += float((errors_NC.T @ hidden_ND).square().sum())
+    return square**0.5
 
 
 class _Head:
@@ -114,8 +116,8 @@ class _Head:
 def shuffle_batch(batch: Batch) -> Batch:
     """The same batch with the tokens after each segment's first one permuted inside the segment, labels following.
 
-    The first token stays: it may be the beginning-of-document token, and it is never a label. So the labels of a segment are
-    the same multiset. The permutation is a function of the position alone.
+    The first token stays: it may be the beginning-of-document token, and it is never a label. So the labels of a segment
+    are the same multiset. The permutation is a function of the position alone.
     """
     tokens_BT, labels_BT = batch.tokens_BT.copy(), np.full_like(batch.labels_BT, IGNORED)
     keys_BT = np.stack([_keys(int(position), tokens_BT.shape[1]) for position in batch.positions_B])
