@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from loader.canonical import canonical_json, digest_of
 from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
@@ -36,6 +36,7 @@ __all__ = [
     "check_unchanged",
     "close_stage",
     "error_of_task",
+    "hash_inputs",
     "open_stage",
     "read_json",
     "record_error",
@@ -80,8 +81,10 @@ class Stage:
         name, folder, digest: see the module.
         description: JSON-able; what the digest was made of.
         num_tasks: ranks to run.
-        steps: datatrove pipeline of one task; every rank runs all of them.
+        make_steps: makes the datatrove pipeline of one task; called only when the stage is run, as it imports
+            datatrove.
         inputs: raw files its tasks read; checked before the stage starts and after it ends.
+        sizes: bytes each task reads, if known: large ones start first, and progress is counted in them.
     """
 
     name: str
@@ -89,8 +92,9 @@ class Stage:
     digest: str
     description: Mapping[str, Any]
     num_tasks: int
-    steps: tuple[PipelineStep, ...]
+    make_steps: Callable[[], tuple[PipelineStep, ...]]
     inputs: tuple[RawFile, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def logging_folder(self) -> Path:
@@ -261,14 +265,3 @@ def error_of_task(stage: Stage, rank: int) -> TokenreelError:
     kind = _ERROR_CLASSES.get(inner["exit_code"], JobError)
     message = f"{where}: {inner['message']}"
     return kind(inner["code"], message, inner["place"], inner["expected"], inner["next_command"])
-
-
-class NothingToYield:
-    """Mixin for last steps: datatrove exhausts the last step's iterator; ours return an empty one after their work."""
-
-    type: ClassVar[str] = "tokenreel"
-
-    @staticmethod
-    def nothing() -> Iterator[object]:
-        """An empty iterator."""
-        return iter(())

@@ -1,0 +1,225 @@
+"""Local engine: datatrove runs the rank, we watch the process.
+
+datatrove's own local executor hangs when a working process is killed. Here every attempt of a task is one process,
+forked from a
+fork server that has imported everything already (tens of milliseconds each), and its sentinel tells of any death:
+
+* exit 0: the completion marker must be there;
+* exit 1: the task raised; its error was recorded and is not tried again, because it would raise again;
+* anything else (a signal, a dead fork server): tried again up to ``retries`` times, then reported with the signal's
+name.
+
+A task whose supervising process dies ends itself at once. One that lingers is harmless all the same (see
+``dataprep.stages``).
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor.base import PipelineExecutor
+from datatrove.utils.stats import PipelineStats
+
+from loader.canonical import canonical_json
+from loader.errors import JobError
+from loader.files import write_atomic
+
+from ..settings import child_environment_set
+from ..stages import Stage, error_of_task, record_error
+from . import EngineOptions
+
+__all__ = ["LocalEngine", "StageExecutor"]
+
+_RECORDED = 1
+_POLL_S = 5.0
+_PRELOAD = "dataprep.engines.preload"
+
+
+class StageExecutor(PipelineExecutor):  # type: ignore[misc]
+    """datatrove's executor of one stage: its ``_run_for_rank``, logs and statistics, with markers that hold the
+    digest.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(list(stage.make_steps()), str(stage.logging_folder))
+        self.stage_name = stage.name
+        self.stage_folder = stage.folder
+        self.digest = stage.digest
+        self.num_tasks = stage.num_tasks
+
+    @property
+    def world_size(self) -> int:
+        """Number of tasks, from the plan."""
+        return self.num_tasks
+
+    def get_distributed_env(self, node_rank: int = -1) -> dict[str, str]:
+        """What datatrove exports to a task: one node, one CPU."""
+        return {
+            "datatrove_node_ips": "localhost",
+            "datatrove_cpus_per_task": "1",
+            "datatrove_mem_per_cpu": "-1",
+            "datatrove_gpus_on_node": "0",
+            "datatrove_executor": "tokenreel",
+        }
+
+    def is_rank_completed(self, rank: int) -> bool:
+        """Whether a marker of this very digest exists."""
+        path = self._marker(rank)
+        return path.is_file() and path.read_text(encoding="ascii", errors="replace") == self.digest
+
+    def mark_rank_as_completed(self, rank: int) -> None:
+        """Durably write the marker; it holds the stage digest."""
+        write_atomic(self._marker(rank), self.digest.encode("ascii"))
+
+    def run(self) -> None:
+        """Not used: engines start ranks one by one."""
+        raise NotImplementedError("StageExecutor ranks are started by an engine")
+
+    def _marker(self, rank: int) -> Path:
+        return self.stage_folder / "datatrove" / "completions" / f"{rank:05d}"
+
+    def merge_statistics(self) -> None:
+        """``stats.json`` from the statistics files of all ranks, those of earlier runs included."""
+        folder = self.stage_folder / "datatrove"
+        total = PipelineStats()
+        for rank in range(self.num_tasks):
+            total += PipelineStats.from_json(json.loads((folder / "stats" / f"{rank:05d}.json").read_bytes()))
+        write_atomic(folder / "stats.json", canonical_json(json.loads(total.to_json())))
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the supervising one is gone; nobody would collect its result."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _run_task(executor: StageExecutor, rank: int) -> None:
+    """Body of a task's process. Its stderr goes to a log: users see recorded errors, not datatrove's tracebacks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    log = executor.stage_folder / "datatrove" / "logs" / f"stderr_{rank:05d}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+        try:
+            executor._run_for_rank(rank, local_rank=1)
+        except Exception as error:
+            record_error(executor.stage_folder, rank, error)
+            os._exit(_RECORDED)
+
+
+@dataclass
+class _Supervision:
+    """State of one stage run: ranks to start, processes alive, attempts made, ranks failed."""
+
+    todo: list[int]
+    live: dict[int, tuple[ForkServerProcess, int]] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class LocalEngine:
+    """Tasks as processes on this machine, at most ``workers`` at once."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Take the options; the fork server starts with the first task."""
+        self._options = options
+
+    def run(self, stage: Stage, done: Callable[[int], None]) -> None:
+        """See ``Engine.run``. After a failure no further task starts; running ones finish and keep their results."""
+        executor = StageExecutor(stage)
+        ranks = stage.incomplete_ranks()
+        if stage.sizes:
+            ranks.sort(key=lambda rank: (-stage.sizes[rank], rank))
+        state = _Supervision(ranks)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_PRELOAD])
+        try:
+            while state.live or (state.todo and not state.failed):
+                while state.todo and not state.failed and len(state.live) < self._options.workers:
+                    self._start(context, executor, state)
+                for sentinel in connection.wait(list(state.live), timeout=_POLL_S):
+                    assert isinstance(sentinel, int)
+                    self._collect(stage, state, sentinel, done)
+        finally:
+            _stop_all(state)
+        if state.failed:
+            raise _failure(stage, state.failed)
+        executor.merge_statistics()
+
+    @staticmethod
+    def _start(context: Any, executor: StageExecutor, state: _Supervision) -> None:
+        rank = state.todo.pop(0)
+        state.attempts[rank] = state.attempts.get(rank, 0) + 1
+        name = f"{executor.stage_name}-{rank}"
+        process = context.Process(target=_run_task, args=(executor, rank), name=name)
+        with child_environment_set():
+            process.start()
+        state.live[process.sentinel] = (process, rank)
+
+    def _collect(self, stage: Stage, state: _Supervision, sentinel: int, done: Callable[[int], None]) -> None:
+        """One process ended: completed, failed for good, or to be tried again."""
+        process, rank = state.live.pop(sentinel)
+        process.join()
+        code = process.exitcode
+        process.close()
+        if code == 0:
+            done(rank)
+        elif code == _RECORDED:
+            state.failed[rank] = ""
+        elif state.attempts[rank] <= self._options.retries:
+            state.todo.append(rank)
+        else:
+            state.failed[rank] = _cause(code)
+
+
+def _cause(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"its process ended with code {code}"
+
+
+def _failure(stage: Stage, failed: dict[int, str]) -> Exception:
+    """The error of the lowest failed rank; the others are named in its message."""
+    ranks = sorted(failed)
+    rank = ranks[0]
+    if failed[rank]:
+        error: Any = JobError(
+            "TR-STAGE-KILLED",
+            f"stage {stage.name}, rank {rank}: {failed[rank]}, every time it was tried",
+            str(stage.logging_folder / "logs" / f"stderr_{rank:05d}.log"),
+            next_command="if memory ran out, try again with fewer --workers; finished tasks are kept",
+        )
+    else:
+        error = error_of_task(stage, rank)
+    if len(ranks) > 1:
+        error.message += f" (and {len(ranks) - 1} more ranks: {', '.join(map(str, ranks[1:20]))})"
+    assert isinstance(error, Exception)
+    return error
+
+
+def _stop_all(state: _Supervision) -> None:
+    """Kill what still runs (an interrupt, an error of our own) and wait for it."""
+    for process, _ in state.live.values():
+        process.kill()
+    for process, _ in state.live.values():
+        process.join(_POLL_S)
