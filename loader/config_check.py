@@ -1,4 +1,4 @@
-"""Check a tree of configuration values against frozen dataclasses and build them; problems are collected, not raised."""
+"""Check a tree of configuration values against frozen dataclasses and build them; problems are collected, none raised."""
 
 from __future__ import annotations
 
