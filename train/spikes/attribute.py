@@ -3,16 +3,18 @@
 Five pieces of evidence per segment, all taken with the frozen weights of one checkpoint, each a robust z against the
 clean baseline of the segment's own source (of all sources where its source has no history there):
 
-    surprise   loss; its scale is sqrt(between-document variance + token variance / n): short segments are not odd by nature
+    surprise   loss; its scale is sqrt(between-document variance + token variance / n): short segments are not odd by
+               nature
     pull       log(head gradient norm / sqrt(n)), by length bin
-    excess     loss - entropy of the segment's own tokens: the model predicts no better than the bag of tokens, or far worse
+    excess     loss - entropy of the segment's own tokens: the model predicts no better than the bag of tokens, or far
+               worse
     order      loss of the same tokens shuffled - loss, low side: order says nothing in noise and in repetition alike
     squeeze    compression ratio of the bytes
 
-Each |z| is divided by its own clean 95 % quantile, so 1.0 means "as odd as the oddest 5 % of clean segments"; the score is
-the root mean square of the five, each cut off at ``CLIP``. A document gets the token-weighted mean of its segments in the
-window. A source without history (fewer than ``_LEAST`` clean segments) of whose tokens more than a fifth are odd is flagged
-whole.
+Each |z| is divided by its own clean 95 % quantile, so 1.0 means "as odd as the oddest 5 % of clean segments"; the
+score is the root mean square of the five, each cut off at ``CLIP``. A document gets the token-weighted mean of its
+segments in the window. A source without history (fewer than ``_LEAST`` clean segments) of whose tokens more than a
+fifth are odd is flagged whole.
 
 Legend: S segments.
 """

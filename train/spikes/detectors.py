@@ -1,9 +1,9 @@
 """Spike detectors: what a step's numbers are compared with, and when they raise an alarm.
 
-Every detector continues the trend of the last clean steps (least squares over ``window_steps``) and measures the distance in
-robust deviations (1.4826 x median absolute residual). Steps that any detector flags, and all steps while an alarm is open,
-stay out of every history. A planned change of the mixture moves the histories by what the sources' own medians predict; a
-source without history gets no allowance. All state is JSON-able and comes back exactly.
+Every detector continues the trend of the last clean steps (least squares over ``window_steps``) and measures the
+distance in robust deviations (1.4826 x median absolute residual). Steps that any detector flags, and all steps while
+an alarm is open, stay out of every history. A planned change of the mixture moves the histories by what the sources'
+own medians predict; a source without history gets no allowance. All state is JSON-able and comes back exactly.
 
 One row of ``DETECTORS`` per detector; the contract test runs over that table.
 """

@@ -9,7 +9,8 @@ labels, H the hidden vectors and s the logit scale. Its Frobenius norm needs no 
 Logits are kept for a whole sample while ``LOGIT_BUDGET`` allows and are computed again tile by tile above it, so memory
 does not grow with the vocabulary.
 
-Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of a tile.
+Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of a
+    tile.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def gradient_norm_tiles(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: 
     square = 0.0
     for errors_NC in torch.split(errors_NV, tile, dim=1):
         square += float((errors_NC.T @ hidden_ND).square().sum())
-    return square**0.5
+    return float(square**0.5)
 
 
 class _Head:
@@ -116,8 +117,8 @@ class _Head:
 def shuffle_batch(batch: Batch) -> Batch:
     """The same batch with the tokens after each segment's first one permuted inside the segment, labels following.
 
-    The first token stays: it may be the beginning-of-document token, and it is never a label. So the labels of a segment
-    are the same multiset. The permutation is a function of the position alone.
+    The first token stays: it may be the beginning-of-document token, and it is never a label. So the labels of a
+    segment are the same multiset. The permutation is a function of the position alone.
     """
     tokens_BT, labels_BT = batch.tokens_BT.copy(), np.full_like(batch.labels_BT, IGNORED)
     keys_BT = np.stack([_keys(int(position), tokens_BT.shape[1]) for position in batch.positions_B])

@@ -14,14 +14,18 @@ loss was) lives in the evidence of the skip entries, so that a killed run finds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from .config import SpikeConfig
+from .decide import Case, Raised, judge_raised, judge_recovery
+from .detectors import DetectorSet, Reading
+from .history import Trend
+from .investigate import investigate
 from .records import Decision, FrozenModel, InvestigationContext, StepRecord, Verdict, Window
-
-if TYPE_CHECKING:
-    from .rollback import RollbackRecord
+from .rollback import RollbackRecord, rollbacks_from
 
 __all__ = [
     "Decision",
@@ -31,6 +35,7 @@ __all__ = [
     "StepRecord",
     "Verdict",
     "Window",
+    "rollbacks_from",
 ]
 
 
@@ -50,22 +55,157 @@ class SpikeWatch:
         rollbacks: Sequence[RollbackRecord] = (),
     ) -> None:
         self.config = config
+        self.rollbacks = tuple(rollbacks)
+        self._detectors = DetectorSet(config.detectors, stages)
+        self._window: Window | None = None
+        self._trend: Trend | None = None
+        self._losses: list[float] = []
+        self._finite = True
+        self._asked = False
+        self._after: list[float] = []
+        self._pending: list[dict[str, Any]] = []
+        self._best_validation: float | None = None
 
     def observe(self, record: StepRecord) -> Decision:
         """Takes in one step, in order, each exactly once; says what the loop is to do now."""
-        return Decision("none")
+        if not self.config.enabled:
+            return Decision("none")
+        raised = self._detectors.observe(record, holding=self._window is not None)
+        self._confirm(record)
+        if self._window is not None:
+            decision = self._continue_case(record)
+        else:
+            decision = self._look(record, raised)
+        self._finite = record.finite
+        if decision.kind == "none" and self._pending:
+            return Decision("report", event=self._pending.pop(0))
+        return decision
+
+    def _look(self, record: StepRecord, raised: tuple[Reading, ...]) -> Decision:
+        """No alarm is open: does this step raise one?"""
+        asking = [r for r in raised if not self._detectors.detectors[r.detector].reports_only]
+        if not self._finite:  # what is broken and was answered is not asked again at every step
+            asking = [r for r in asking if r.detector != "non_finite"]
+        for reading in raised:
+            if self._detectors.detectors[reading.detector].reports_only:
+                self._pending.append({"kind": reading.detector, "step": record.step, **_reading_json(reading)})
+        if not asking:
+            return Decision("none")
+        self._window = Window(self._window_start(record.step), record.step, record.step + self.config.patience)
+        self._trend = self._detectors.loss_trend()
+        self._losses = []
+        event = {
+            "kind": "alarm",
+            "step": record.step,
+            "window": asdict(self._window),
+            "readings": [_reading_json(r) for r in asking],
+        }
+        decision = self._continue_case(record)
+        if decision.kind == "none":
+            return Decision("alarm", self._window, event)
+        if decision.kind == "investigate":
+            return Decision("investigate", decision.window, {**event, **decision.event, "kind": "alarm"})
+        return decision
+
+    def _window_start(self, alarm: int) -> int:
+        """Back before the visible spike, and to the first appearance of any source that is new."""
+        config = self.config
+        recent = alarm - config.detectors.window_steps
+        new = [step for step in self._detectors.sources.first_step.values() if step > max(0, recent)]
+        return max(0, min([alarm - config.lead_steps, *new]))
+
+    def _continue_case(self, record: StepRecord) -> Decision:
+        """An alarm is open: wait for ``patience``, then answer."""
+        window = self._window
+        assert window is not None
+        if record.label_count > 0 or not record.finite:
+            self._losses.append(record.loss)
+        if not record.finite:
+            self._window = Window(window.start, window.alarm, record.step + 1)
+            self._asked = True
+            return Decision("investigate", self._window, {"kind": "broken", "step": record.step})
+        if record.step + 1 < window.stop:
+            return Decision("none")
+        raised = self._raised()
+        if raised.raised:
+            self._asked = True
+            return Decision("investigate", window, {"kind": "raised", "step": record.step, **raised.to_json()})
+        event = {"kind": "alarm_over", "step": record.step, "alarm": window.alarm, **raised.to_json()}
+        self._close()
+        return Decision("report", window, event)
+
+    def _raised(self) -> Raised:
+        return judge_raised(self._losses, self._trend, self.config.raised_z)
+
+    def _close(self) -> None:
+        self._detectors.settle()
+        self._window, self._trend, self._losses, self._asked = None, None, [], False
+
+    def _confirm(self, record: StepRecord) -> None:
+        """The steps after the newest rollback are the test whether it helped."""
+        last = self.rollbacks[-1] if self.rollbacks else None
+        if last is None or not last.alarm <= record.step < last.stop:
+            return
+        if record.label_count > 0:
+            self._after.append(record.loss)
+        if record.step == last.stop - 1:
+            self._pending.append({**judge_recovery(last, self._after), "step": record.step})
+            self._after = []
 
     def observe_validation(self, step: int, loss: float) -> Decision:
         """Takes in a held-out loss, nats; it can only be reported."""
-        return Decision("none")
+        limit, best = self.config.detectors.validation_nats, self._best_validation
+        if not self.config.enabled or not math.isfinite(loss):
+            return Decision("none")
+        self._best_validation = loss if best is None else min(best, loss)
+        if best is None or limit <= 0 or loss <= best + limit:
+            return Decision("none")
+        return Decision("report", event={"kind": "validation_rise", "step": step, "loss": loss, "best": best})
 
     def investigate(self, context: InvestigationContext) -> Verdict:
-        """Attributes the open case (legal only right after an ``investigate`` decision)."""
-        raise NotImplementedError
+        """Attributes the open case (legal only right after an ``investigate`` decision).
+
+        Raises:
+            RuntimeError: no case waits for an answer.
+        """
+        if self._window is None or not self._asked:
+            raise RuntimeError("investigate() without an investigate decision")
+        case = Case(self._window, self._finite, self._raised(), self.rollbacks)
+        verdict = investigate(case, context, self.config)
+        if verdict.rollback_to is None:
+            self._close()
+        return verdict
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; the same floats come back exactly."""
-        return {}
+        return {
+            "detectors": self._detectors.state(),
+            "window": None if self._window is None else asdict(self._window),
+            "trend": None if self._trend is None else asdict(self._trend),
+            "losses": [x if math.isfinite(x) else None for x in self._losses],
+            "finite": self._finite,
+            "asked": self._asked,
+            "after": [x if math.isfinite(x) else None for x in self._after],
+            "pending": list(self._pending),
+            "best_validation": self._best_validation,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The state as saved; the next decision is the one an uninterrupted run would take."""
+        self._detectors.load(state["detectors"])
+        self._window = None if state["window"] is None else Window(**state["window"])
+        self._trend = None if state["trend"] is None else Trend(**state["trend"])
+        self._losses = [math.nan if x is None else float(x) for x in state["losses"]]
+        self._finite, self._asked = bool(state["finite"]), bool(state["asked"])
+        self._after = [math.nan if x is None else float(x) for x in state["after"]]
+        self._pending = [dict(event) for event in state["pending"]]
+        self._best_validation = state["best_validation"]
+
+
+def _reading_json(reading: Reading) -> dict[str, Any]:
+    return {
+        "detector": reading.detector,
+        "value": reading.value,
+        "expected": reading.expected,
+        "z": reading.z,
+    }

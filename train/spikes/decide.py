@@ -1,0 +1,202 @@
+"""From an attribution to a verdict: pure rules, no model and no files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from loader.order.skips import SkipEntry
+
+from .attribute import Attribution, SegmentColumns
+from .config import SpikeConfig
+from .history import Trend
+from .records import Verdict, Window
+from .rollback import RollbackRecord, tries_of, within_span
+
+__all__ = ["Case", "Finding", "Raised", "decide", "judge_raised", "judge_recovery"]
+
+Action = Literal["mask", "replace", "skip_range"]
+_ADVICE = "three things that have helped others: QK-norm, a lower learning rate, z-loss"
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Whether the loss stayed up: mean of the steps since the alarm, what the trend promised, and the distance."""
+
+    mean_loss: float | None
+    expected_loss: float | None
+    z: float
+    raised: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"loss": self.mean_loss, "expected_loss": self.expected_loss, "z": self.z, "raised": self.raised}
+
+
+def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
+    """Is the mean of the steps since the alarm above the continued trend?
+
+    The deviation holds the noise of such a mean and the error of the line itself.
+    """
+    finite = [x for x in losses if math.isfinite(x)]
+    if not finite or len(finite) < len(losses):
+        return Raised(None, None, 0.0, False)
+    mean = float(np.mean(finite))
+    if trend is None:
+        return Raised(mean, None, 0.0, False)
+    ahead = (len(finite) + 1) / 2
+    expected = trend.at(ahead)
+    deviation = math.hypot(trend.scale / math.sqrt(len(finite)), trend.error(ahead))
+    z = (mean - expected) / deviation
+    return Raised(mean, expected, z, z > threshold_z)
+
+
+def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:
+    """The masked continuation against the recorded run, over the steps from the alarm to the window's end.
+
+    Recovered: at least half of the recorded excess is gone; where no excess was recorded, the losses are finite.
+    """
+    finite = bool(losses) and all(math.isfinite(x) for x in losses)
+    mean = float(np.mean(losses)) if finite else None
+    share: float | None = None
+    recovered = finite
+    if mean is not None and record.recorded_loss is not None and record.expected_loss is not None:
+        excess = record.recorded_loss - record.expected_loss
+        if excess > 0:
+            share = (record.recorded_loss - mean) / excess
+            recovered = share >= 0.5
+    good = {"mask": "recovered", "replace": "replaced", "skip_range": "range_skipped"}[record.action]
+    return {
+        "kind": "outcome",
+        "rollback": record.number,
+        "outcome": good if recovered else "not_recovered",
+        "recovered_share": share,
+        "loss": mean,
+        "recorded_loss": record.recorded_loss,
+        "expected_loss": record.expected_loss,
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """An alarm that is to be answered.
+
+    Attributes:
+        window: the steps under suspicion. finite: the parameters still are. raised: how high the loss stayed.
+        rollbacks: earlier ones, oldest first.
+    """
+
+    window: Window
+    finite: bool
+    raised: Raised
+    rollbacks: tuple[RollbackRecord, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the investigation has in hand.
+
+    Attributes:
+        checkpoint_step, next_position: of the frozen checkpoint.
+        positions: ``[first, next)`` of the window's steps.
+        sources: the plan's sources. columns, attribution: the scored table and what the rule made of it.
+    """
+
+    checkpoint_step: int
+    next_position: int
+    positions: tuple[int, int]
+    sources: Sequence[str]
+    columns: SegmentColumns
+    attribution: Attribution | None
+
+
+def _stop(case: Case, why: str, report: Mapping[str, Any]) -> Verdict:
+    full = {**report, "action": "give_up", "outcome": "given_up", "why": why, "advice": _ADVICE}
+    return Verdict("give_up", "given_up", report=full)
+
+
+def _go_on(why: str, report: Mapping[str, Any]) -> Verdict:
+    return Verdict("report", "reported", report={**report, "action": "report", "outcome": "reported", "why": why})
+
+
+def _choose(case: Case, finding: Finding, config: SpikeConfig) -> tuple[Action | None, str]:
+    """What to do about the window, tries and budgets aside."""
+    found = finding.attribution
+    share = found.flagged_tokens / max(1, found.window_tokens) if found is not None else 0.0
+    if found is None or share <= config.min_flagged_fraction:
+        why = "no clean baseline to compare with" if found is None else "attribution flags almost nothing"
+        return (None, why) if case.finite else ("skip_range", why + " and the parameters are broken")
+    if case.finite and not case.raised.raised:
+        return None, "the loss did not stay raised"
+    # a whole source can only be masked: it has no better sample to put in the place of a dropped one
+    if found.documents and share > config.max_cut_fraction:
+        return "replace", f"{share:.0%} of the window's tokens are flagged: samples are dropped and replaced"
+    return "mask", f"{share:.0%} of the window's tokens are flagged"
+
+
+def _entries(action: Action, finding: Finding, record: RollbackRecord) -> tuple[SkipEntry, ...]:
+    from loader.order.skips import SkipEntry
+
+    evidence, stamp = record.evidence(), finding.next_position
+    reason = f"spike at step {record.alarm}"
+    if action == "skip_range":
+        first, stop = finding.positions
+        ranges = ((max(first, stamp), stop),)
+        return (SkipEntry("positions", "drop", stamp, None, ranges, (), reason, evidence),)
+    found = finding.attribution
+    assert found is not None
+    entries = [
+        SkipEntry("source", "mask", stamp, finding.sources[source], (), (), reason + ": the whole source", evidence)
+        for source in found.whole_sources
+    ]
+    if found.documents:
+        mode: Literal["drop", "mask"] = "drop" if action == "replace" else "mask"
+        entries.append(SkipEntry("documents", mode, stamp, None, (), found.documents, reason, evidence))
+    return tuple(entries)
+
+
+def decide(case: Case, finding: Finding, config: SpikeConfig, report: Mapping[str, Any]) -> Verdict:
+    """The verdict on an answered alarm.
+
+    Args:
+        case: the alarm. finding: what was found. config: the ``spikes:`` block.
+        report: what is already known, JSON-able; the verdict's own facts are added.
+    """
+    action, why = _choose(case, finding, config)
+    if action is None:
+        return _go_on(why, report)
+    tries = tries_of(case.window, case.rollbacks)
+    if tries >= config.tries:
+        return _stop(case, f"still spiking after {tries} tries", report)
+    spent = within_span(case.window.alarm, config.rollback_span_steps, case.rollbacks)
+    if spent >= config.max_rollbacks:
+        why = f"{spent} rollbacks within {config.rollback_span_steps} steps are already spent"
+        return _go_on(why, report) if case.finite else _stop(case, why, report)
+    record = RollbackRecord(
+        number=len(case.rollbacks),
+        start=case.window.start,
+        alarm=case.window.alarm,
+        stop=case.window.stop,
+        checkpoint_step=finding.checkpoint_step,
+        next_position=finding.next_position,
+        action=action,
+        recorded_loss=case.raised.mean_loss,
+        expected_loss=case.raised.expected_loss,
+    )
+    outcome = {"mask": "recovered", "replace": "replaced", "skip_range": "range_skipped"}
+    verdict = Verdict(
+        action,
+        outcome[action],  # type: ignore[arg-type]
+        rollback_to=finding.checkpoint_step,
+        next_position=finding.next_position,
+        entries=_entries(action, finding, record),
+        report={**report, "action": action, "outcome": outcome[action], "why": why, "rollback": record.number},
+    )
+    if config.dry_run:
+        told = {**verdict.report, "action": "report", "outcome": "reported", "would": action}
+        return replace(_go_on("dry run", report), report=told)
+    return verdict
