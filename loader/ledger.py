@@ -48,7 +48,8 @@ def ledger_dtype(num_sources: int) -> np.dtype[Any]:
 
     Fields: branch, attempt, step, first_position, next_position (half-open positions the step consumed), label_count
     (unmasked labels in the global batch), loss (nats a label), grad_norm, update_norm, lr, token_digest (position-keyed
-    sum over the global batch), source_loss_S (sum of nats) and source_labels_S, in the plan's order of sources, checksum.
+    sum over the global batch), source_loss_S (sum of nats) and source_labels_S (both in the plan's order of sources),
+    checksum.
     """
     return np.dtype(
         [
@@ -149,7 +150,11 @@ def read_ledger_file(path: Path) -> LedgerFile:
         # Killed while the file was being made: nothing was recorded.
         return LedgerFile(-1, -1, 0, np.empty(0, ledger_dtype(0)), 0, len(data), 0)
     magic, version, branch, attempt, num_sources, record_bytes, chain = _HEADER.unpack(data[:_HEADER_BYTES])
-    if magic != _MAGIC or num_sources > _MAX_SOURCES or _header_bytes(branch, attempt, num_sources)[0][-8:] != data[56:64]:
+    if (
+        magic != _MAGIC
+        or num_sources > _MAX_SOURCES
+        or _header_bytes(branch, attempt, num_sources)[0][-8:] != data[56:64]
+    ):
         raise DamageError("TR-LEDGER-HEADER", "the header differs from its checksum", str(path), "an untouched ledger")
     if version != LEDGER_VERSION or record_bytes != ledger_dtype(num_sources).itemsize:
         raise RefusedError("TR-LEDGER-VERSION", f"ledger version {version}", str(path), f"version {LEDGER_VERSION}")
@@ -166,7 +171,10 @@ def read_ledger_file(path: Path) -> LedgerFile:
         record = records_N[index]
         if chain != record["checksum"] or (record["branch"], record["attempt"]) != (branch, attempt):
             raise DamageError(
-                "TR-LEDGER-RECORD", "a record differs from its checksum", f"{path} record {index}", "an untouched ledger"
+                "TR-LEDGER-RECORD",
+                "a record differs from its checksum",
+                f"{path} record {index}",
+                "an untouched ledger",
             )
     size_bytes = _HEADER_BYTES + num_whole * record_bytes
     return LedgerFile(branch, attempt, num_sources, records_N, size_bytes, len(data) - size_bytes, int(chain))
@@ -225,7 +233,16 @@ class LedgerWriter:
         branch, attempt, num_sources = self._identity
         row = np.zeros(1, self._dtype)
         row["branch"], row["attempt"] = branch, attempt
-        for name in ("step", "first_position", "next_position", "label_count", "loss", "grad_norm", "update_norm", "lr"):
+        for name in (
+            "step",
+            "first_position",
+            "next_position",
+            "label_count",
+            "loss",
+            "grad_norm",
+            "update_norm",
+            "lr",
+        ):
             row[name] = getattr(record, name)
         row["token_digest"] = np.uint64(record.token_digest)
         if num_sources and record.source_loss:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ class DataConfig:
             problems.append("mixture: the first stage must start at 0")
         for name, stages in (("batch", self.batch), ("mixture", self.mixture)):
             starts = [stage.start for stage in stages]
-            if any(after <= before for before, after in zip(starts, starts[1:], strict=False)):
+            if any(after <= before for before, after in itertools.pairwise(starts)):
                 problems.append(f"{name}: starts must ascend")
         if not 0 <= self.seed < 1 << 63:
             problems.append("seed: must lie in 0 .. 2^63")

@@ -79,7 +79,9 @@ def read_sealed(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DamageError("TR-SEAL-MISSING", f"cannot read: {error.strerror}", str(path), "a sealed JSON file") from error
+        raise DamageError(
+            "TR-SEAL-MISSING", f"cannot read: {error.strerror}", str(path), "a sealed JSON file"
+        ) from error
     return unseal(data, str(path))
 
 

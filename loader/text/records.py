@@ -57,7 +57,9 @@ def parse_json_text(line: bytes, text_field: str, place: str) -> str:
         value = json.loads(line.decode("utf-8", "strict"), parse_int=float)
         text = value[text_field] if isinstance(value, dict) else None
     except (ValueError, KeyError, RecursionError) as error:
-        raise DamageError("TR-TEXT-RECORD", "the record cannot be read again", place, "the file that was built") from error
+        raise DamageError(
+            "TR-TEXT-RECORD", "the record cannot be read again", place, "the file that was built"
+        ) from error
     if not isinstance(text, str):
         raise DamageError("TR-TEXT-RECORD", f"no text under {text_field!r}", place, "the file that was built")
     return text
@@ -143,7 +145,10 @@ def _read_parquet(path: Path, places: Sequence[RecordPlace], text_field: str) ->
         for place in places:
             row = place.record - int(first_rows[place.record_start])
             if loaded != place.record_start:
-                column, loaded = file.read_row_group(place.record_start, columns=[text_field]).column(0), place.record_start
+                column, loaded = (
+                    file.read_row_group(place.record_start, columns=[text_field]).column(0),
+                    place.record_start,
+                )
             text = column[row].as_py() if column is not None and 0 <= row < len(column) else None
             if not isinstance(text, str):
                 raise DamageError("TR-TEXT-RECORD", "no text in the row", f"{path} record {place.record}")
@@ -173,4 +178,6 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
             "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
         ) from error
     except (OSError, EOFError, ValueError, IndexError, KeyError) as error:
-        raise DamageError("TR-TEXT-FILE", f"cannot be read again: {error}", str(path), "the file that was built") from error
+        raise DamageError(
+            "TR-TEXT-FILE", f"cannot be read again: {error}", str(path), "the file that was built"
+        ) from error

@@ -1,0 +1,126 @@
+"""A run opened for reading: its plan as a branch saw it. What trainer, look-up and skip share; no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from .errors import ConfigError, DamageError, RefusedError
+from .run_config import DataConfig, build_plan
+from .runs import Branch, RunPaths, ledger_of, next_position, read_branches, read_config, read_identity, read_skips
+from .sources import Sources, open_sources
+
+if TYPE_CHECKING:
+    from .order.plan import Plan
+    from .order.skips import SkipEntry
+
+__all__ = ["RunView", "dataset_entries", "open_run", "parse_data_config", "relative_datasets"]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as one of its branches saw it.
+
+    Attributes:
+        paths: its folder.
+        identity: contents of run.json.
+        semantic: contents of config.yaml.
+        data: its ``data:`` block.
+        branch: the branch looked at.
+        entries: skip entries that the branch saw, number 1 first.
+        sources: its Datasets.
+        plan: order, mixture, batches and skips as one function.
+        ledger_N: what the branch consumed, one record a step (``ledger_dtype``).
+        next_position: first position not consumed.
+    """
+
+    paths: RunPaths
+    identity: Mapping[str, Any]
+    semantic: Mapping[str, Any]
+    data: DataConfig
+    branch: Branch
+    entries: tuple[SkipEntry, ...]
+    sources: Sources
+    plan: Plan
+    ledger_N: NDArray[Any]
+    next_position: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps the branch has done."""
+        return len(self.ledger_N)
+
+
+def relative_datasets(folders: Sequence[str | Path], base: Path, root: Path) -> list[str]:
+    """Dataset folders, given relative to ``base``, as paths relative to the run's folder: both can move together."""
+    return [Path(os.path.relpath((base / folder).resolve(), root.resolve())).as_posix() for folder in folders]
+
+
+def dataset_entries(sources: Sources, relative: Sequence[str]) -> list[dict[str, str]]:
+    """What run.json says of the Datasets."""
+    pairs = zip(relative, sources.digests, strict=True)
+    return [{"path": path, "digest": digest} for path, digest in pairs]
+
+
+def parse_data_config(semantic: Mapping[str, Any], place: str) -> DataConfig:
+    """The ``data:`` block of a stored configuration.
+
+    Raises:
+        DamageError: it is none; a run's own file never is wrong unless it was edited.
+    """
+    from .config_check import check
+    from .settings import canonical_json
+    from .yaml_tree import parse_yaml
+
+    problems: list[str] = []
+    node = parse_yaml(canonical_json(semantic.get("data")).decode("utf-8"), place, problems)
+    config = check(node, DataConfig, problems) if node is not None else None
+    if problems or not isinstance(config, DataConfig):
+        raise DamageError("TR-RUN-CONFIG", "; ".join(problems) or "no data block", place, "a data block")
+    return config
+
+
+def open_run(root: Path, branch: int | None = None) -> RunView:
+    """Open a run, by default at its current branch.
+
+    Raises:
+        ConfigError: no run there, no such branch, or a Dataset is not where the run looks for it.
+        DamageError: a file of the run or of a Dataset is damaged.
+        RefusedError: a Dataset is another one than the run began with.
+    """
+    from .order.skips import SkipList
+    from .shards.dataset import open_dataset
+
+    paths = RunPaths(root)
+    identity, semantic, branches = read_identity(paths), read_config(paths), read_branches(paths)
+    if branch is not None and not 0 <= branch < len(branches):
+        raise ConfigError("TR-RUN-BRANCH", f"no branch {branch}", str(root), f"0 .. {len(branches) - 1}")
+    data = parse_data_config(semantic, str(paths.config))
+    for folder in data.datasets:
+        if not (root / folder).is_dir():
+            raise ConfigError(
+                "TR-RUN-DATASET", f"no Dataset at {root / folder}", str(paths.config), "run and Datasets moved together"
+            )
+    sources = open_sources([open_dataset(root / folder) for folder in data.datasets])
+    began_with = [entry["digest"] for entry in identity.get("datasets", [])]
+    for folder, wanted, found in zip(data.datasets, began_with, sources.digests, strict=False):
+        if wanted != found:
+            raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", str(root / folder), wanted)
+    entries = tuple(read_skips(paths, branch))
+    return RunView(
+        paths=paths,
+        identity=identity,
+        semantic=semantic,
+        data=data,
+        branch=branches[-1 if branch is None else branch],
+        entries=entries,
+        sources=sources,
+        plan=build_plan(data, sources, SkipList(entries)),
+        ledger_N=ledger_of(paths, branch),
+        next_position=next_position(paths, branch),
+    )

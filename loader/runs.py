@@ -1,0 +1,260 @@
+"""What a run lived through: branches, skip entries, and the ledger as a branch sees it (DESIGN 8). No torch.
+
+A rollback opens a branch: ``branches.json`` says where it left its parent, and *carries the skip entries made with it*,
+so that branch and cuts appear together whatever is killed when; the files under ``skips/`` are written from it. The
+branches of a run are lived one after the other, so branch b saw the entries that were made before branch b + 1.
+
+Writers hold the run's lock (``run_folder.lock_run``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DamageError
+from .ledger import LedgerWriter, ledger_dtype, ledger_path, list_attempts, read_ledger_file
+from .run_folder import (
+    RunPaths,
+    append_event,
+    create_run,
+    is_run,
+    lock_run,
+    read_config,
+    read_events,
+    read_identity,
+    write_config,
+)
+from .sealed import read_sealed, write_sealed
+
+if TYPE_CHECKING:
+    from .order.skips import SkipEntry
+
+__all__ = [
+    "Branch",
+    "RunPaths",
+    "append_event",
+    "append_skips",
+    "create_run",
+    "is_run",
+    "ledger_of",
+    "lock_run",
+    "materialise_skips",
+    "next_attempt",
+    "next_position",
+    "open_branch",
+    "open_ledger",
+    "read_branches",
+    "read_config",
+    "read_events",
+    "read_identity",
+    "read_skips",
+    "write_config",
+]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One branch of a run.
+
+    Attributes:
+        number: 0 is the trunk.
+        parent: the branch it left; None for the trunk.
+        from_step: its first step; earlier steps are the parent's.
+        from_position: its first position, the stamp of the entries made with it.
+        first_skip: number of the first skip entry that the parent did not see.
+        reason: why.
+        skips: entries made with the branch, as JSON; numbered from ``first_skip`` on.
+    """
+
+    number: int
+    parent: int | None
+    from_step: int
+    from_position: int
+    first_skip: int
+    reason: str
+    skips: tuple[Mapping[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored."""
+        return {**vars(self), "skips": [dict(entry) for entry in self.skips]}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Branch:
+        """From what :meth:`to_json` gave."""
+        return Branch(**{**value, "skips": tuple(value["skips"])})
+
+
+def read_branches(paths: RunPaths) -> tuple[Branch, ...]:
+    """All branches, the current one last.
+
+    Raises:
+        DamageError: the file is damaged.
+    """
+    try:
+        branches = tuple(Branch.from_json(value) for value in read_sealed(paths.branches)["branches"])
+    except (KeyError, TypeError) as error:
+        raise DamageError("TR-RUN-BRANCHES", "no branch records", str(paths.branches), "an untouched file") from error
+    return branches
+
+
+def open_branch(
+    paths: RunPaths, from_step: int, from_position: int, reason: str, entries: Sequence[SkipEntry] = ()
+) -> Branch:
+    """Open a branch at a checkpoint's next step and position, with the skip entries that come with it, in one write.
+
+    The caller holds the lock. The parent is the branch that did the step before ``from_step``: the current one or, when
+    it began later, one of its ancestors.
+    """
+    branches = read_branches(paths)
+    parent = branches[-1]
+    while parent.parent is not None and from_step < parent.from_step:
+        parent = branches[parent.parent]
+    branch = Branch(
+        number=len(branches),
+        parent=parent.number,
+        from_step=from_step,
+        from_position=from_position,
+        first_skip=len(read_skips(paths)) + 1,
+        reason=reason,
+        skips=tuple(entry.to_json() for entry in entries),
+    )
+    write_sealed(paths.branches, {"branches": [*(old.to_json() for old in branches), branch.to_json()]})
+    materialise_skips(paths)
+    return branch
+
+
+def _skip_path(paths: RunPaths, number: int) -> Path:
+    return paths.skips / f"{number:06d}.json"
+
+
+def _skip_values(paths: RunPaths) -> list[dict[str, Any]]:
+    """Skip entries as JSON, number 1 first: those on file, and those a branch carries but nobody wrote out yet."""
+    on_file: dict[int, dict[str, Any]] = {}
+    for path in sorted(paths.skips.glob("*")) if paths.skips.is_dir() else ():
+        if path.name.startswith("."):
+            continue
+        value = read_sealed(path)
+        if path.name != f"{value.get('number', 0):06d}.json":
+            raise DamageError("TR-SKIP-NAME", "the file's name is not its number", str(path), "an untouched folder")
+        on_file[value["number"]] = value["entry"]
+    for branch in read_branches(paths):
+        for number, entry in enumerate(branch.skips, branch.first_skip):
+            if on_file.setdefault(number, dict(entry)) != entry:
+                raise DamageError("TR-SKIP-DIFFERS", "not the entry of its branch", str(_skip_path(paths, number)))
+    for number in range(1, len(on_file) + 1):
+        if number not in on_file:
+            raise DamageError(
+                "TR-SKIP-MISSING", "a skip entry is missing", str(_skip_path(paths, number)), "all entries"
+            )
+    return [on_file[number] for number in range(1, len(on_file) + 1)]
+
+
+def read_skips(paths: RunPaths, branch: int | None = None) -> list[SkipEntry]:
+    """The skip entries that a branch saw (default: the current one), number 1 first.
+
+    Raises:
+        DamageError: an entry is damaged or missing.
+    """
+    from .order.skips import SkipEntry
+
+    values = _skip_values(paths)
+    branches = read_branches(paths)
+    if branch is not None and branch + 1 < len(branches):
+        values = values[: branches[branch + 1].first_skip - 1]
+    return [SkipEntry.from_json(value) for value in values]
+
+
+def materialise_skips(paths: RunPaths) -> int:
+    """Write the entries that a branch carries and that have no file yet; returns how many."""
+    written = 0
+    for number, value in enumerate(_skip_values(paths), 1):
+        path = _skip_path(paths, number)
+        if not path.exists():
+            write_sealed(path, {"number": number, "entry": value})
+            written += 1
+    return written
+
+
+def append_skips(paths: RunPaths, entries: Sequence[SkipEntry]) -> list[int]:
+    """Append entries to the current branch; the caller holds the lock. Returns their numbers.
+
+    Raises:
+        DamageError: the list on disk is damaged.
+    """
+    materialise_skips(paths)
+    first = len(_skip_values(paths)) + 1
+    for number, entry in enumerate(entries, first):
+        write_sealed(_skip_path(paths, number), {"number": number, "entry": entry.to_json()})
+    return list(range(first, first + len(entries)))
+
+
+def next_attempt(paths: RunPaths, branch: int) -> int:
+    """The number of a branch's next attempt."""
+    attempts = list_attempts(paths.ledger, branch)
+    return attempts[-1] + 1 if attempts else 0
+
+
+def open_ledger(paths: RunPaths, branch: int, attempt: int, num_sources: int) -> LedgerWriter:
+    """The writer of an attempt; the caller holds the lock."""
+    return LedgerWriter(paths.ledger, branch, attempt, num_sources)
+
+
+def ledger_of(paths: RunPaths, branch: int | None = None) -> NDArray[Any]:
+    """What shaped the weights of a branch (default: the current one), step 0 first: its own steps after its ancestors';
+    an attempt's steps replace what an earlier attempt did from its first step on. Records as ``ledger_dtype`` of the
+    most sources any attempt had.
+
+    Raises:
+        DamageError: a ledger is damaged, or a step is missing between the others.
+    """
+    branches = read_branches(paths)
+    own = branches[-1 if branch is None else branch]
+    lineage, current = [own], own
+    while current.parent is not None:
+        current = branches[current.parent]
+        lineage.insert(0, current)
+    merged_N = np.empty(0, ledger_dtype(0))
+    for member in lineage:
+        merged_N = merged_N[merged_N["step"] < member.from_step]
+        for attempt in list_attempts(paths.ledger, member.number):
+            path = ledger_path(paths.ledger, member.number, attempt)
+            file = read_ledger_file(path)
+            if file.size_bytes and (file.branch, file.attempt) != (member.number, attempt):
+                raise DamageError("TR-LEDGER-IDENTITY", "the ledger of another attempt", str(path))
+            if file.records_N.size:
+                merged_N = _joined(merged_N[merged_N["step"] < file.records_N["step"][0]], file.records_N)
+    gaps = np.flatnonzero(merged_N["step"] != np.arange(len(merged_N)))
+    if gaps.size:
+        folder = str(paths.ledger / f"{own.number}")
+        raise DamageError("TR-LEDGER-GAP", f"step {gaps[0]} is missing", folder, "every step from 0 on")
+    return merged_N
+
+
+def _joined(before_N: NDArray[Any], after_N: NDArray[Any]) -> NDArray[Any]:
+    """Both one after the other; an attempt that knew fewer sources gets zeros for the later ones."""
+    num_sources = max(part.dtype["source_loss_S"].shape[0] for part in (before_N, after_N))
+    joined_N = np.zeros(len(before_N) + len(after_N), ledger_dtype(num_sources))
+    for part, rows in ((before_N, slice(0, len(before_N))), (after_N, slice(len(before_N), None))):
+        known = part.dtype["source_loss_S"].shape[0]
+        for name in part.dtype.names or ():
+            if name in ("source_loss_S", "source_labels_S"):
+                joined_N[name][rows, :known] = part[name]
+            else:
+                joined_N[name][rows] = part[name]
+    return joined_N
+
+
+def next_position(paths: RunPaths, branch: int | None = None) -> int:
+    """The first position that a branch (default: the current one) has not consumed; new skip entries act from it."""
+    records_N = ledger_of(paths, branch)
+    branches = read_branches(paths)
+    own = branches[-1 if branch is None else branch]
+    if len(records_N) > own.from_step:
+        return int(records_N["next_position"][-1])
+    return own.from_position
