@@ -1,0 +1,278 @@
+"""A Dataset, opened: its manifest, and its shards opened as they are needed. Everything read is verified.
+
+Shape letters: N samples asked for, T tokens of a sample, S segments, R shards of the Dataset, K shards of a source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ConfigError, DamageError, RefusedError
+from .access import file_size, read_npy, read_verified
+from .cache import Lru
+from .documents import DocumentIndex, DocumentPlace
+from .gather import ShardPart, gather_segments
+from .layout import SHARD_DTYPE, TokenArray
+from .manifest import (
+    MAX_MANIFEST_BYTES,
+    InputFile,
+    Manifest,
+    check_shard_table,
+    files_from_text,
+    parse_manifest,
+)
+from .reader import ShardFiles, TokenFile, copy_rows, read_documents, read_segments
+from .segments import SegmentFile, SegmentTable
+
+__all__ = ["Dataset", "open_dataset", "read_manifest"]
+
+_MAX_OPEN_SHARDS = 512
+_TABLE_CACHE_BYTES = 96 << 20
+
+
+class Dataset:
+    """Read access to a Dataset folder; made by :func:`open_dataset`. All methods may be called from several threads.
+
+    Every method that reads raises DamageError, naming the file (and the sample), if bytes are not those written.
+
+    Attributes:
+        path: the folder.
+        manifest: what manifest.json says.
+        digest: the manifest's self-hash, 32 hex digits.
+        shards_R: shards.npy, rows of ``layout.SHARD_DTYPE``, source by source.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, shards_R: NDArray[np.void]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.digest = manifest.digest
+        self.shards_R = shards_R
+        self.source_names = tuple(source.name for source in manifest.sources)
+        stops: list[int] = np.cumsum([0, *(source.num_shards for source in manifest.sources)]).tolist()
+        samples_R = shards_R["num_samples"].astype(np.int64)
+        segments_R = shards_R["num_segments"].astype(np.int64)
+        self._first_row: dict[str, int] = dict(zip(self.source_names, stops, strict=False))
+        spans = dict(zip(self.source_names, itertools.pairwise(stops), strict=True))
+        self._samples_K = {name: samples_R[a:b] for name, (a, b) in spans.items()}
+        self._sample_start_K = {name: np.cumsum([0, *samples_R[a:b]]) for name, (a, b) in spans.items()}
+        self._segment_start_K = {name: np.cumsum([0, *segments_R[a:b]]) for name, (a, b) in spans.items()}
+        self._token_files: Lru[TokenFile] = Lru(_MAX_OPEN_SHARDS)
+        self._segment_tables: Lru[SegmentFile] = Lru(_TABLE_CACHE_BYTES)
+        self._document_tables: Lru[NDArray[np.void]] = Lru(_TABLE_CACHE_BYTES)
+        self._lock = threading.Lock()
+        self._index: DocumentIndex | None = None
+        self._files: tuple[InputFile, ...] | None = None
+
+    def shard_samples(self, source: str) -> NDArray[np.int64]:
+        """Number of samples of each shard of a source, in shard order; i8 of length K."""
+        self._check_source(source)
+        return self._samples_K[source].copy()
+
+    def num_segments(self, source: str) -> int:
+        """Segments of a source."""
+        self._check_source(source)
+        return int(self._segment_start_K[source][-1])
+
+    def read_samples(self, source: str, samples_N: ArrayLike) -> TokenArray:
+        """Token ids of N samples, tokens_NT, u2 or u4 as stored, each sample verified by its xxh3-64.
+
+        ``samples_N`` are source sample numbers (shard-major), in any order, repeats allowed.
+
+        Raises:
+            IndexError: a number is outside the source.
+            DamageError: a shard or sample is not what was written.
+        """
+        sample_N, shard_N, local_N = self._locate(source, samples_N)
+        expected_N = np.empty(len(sample_N), np.uint64)
+        files: dict[int, TokenFile] = {}
+        for shard, index_N in _groups(shard_N):
+            row = self._first_row[source] + shard
+            file = files[shard] = self._token_file(row)
+            file.check_alive()
+            expected_N[index_N] = self._segments(row).sample_hash_N[local_N[index_N]]
+        rows = zip([files[shard] for shard in shard_N.tolist()], local_N.tolist(), strict=True)
+        manifest = self.manifest
+        tokens_NT, hash_N = copy_rows(rows, len(sample_N), manifest.seq_len, manifest.vocab_size)
+        wrong_N = np.flatnonzero(hash_N != expected_N)
+        if len(wrong_N):
+            first = int(wrong_N[0])
+            raise DamageError(
+                "TR-SAMPLE-HASH",
+                f"sample {int(local_N[first])} of the shard differs from what was written"
+                f" (sample {int(sample_N[first])} of source {source!r}; {len(wrong_N)} of {len(sample_N)} read)",
+                str(files[int(shard_N[first])].path),
+                f"xxh3-64 {int(expected_N[first]):016x}",
+                f"tokenreel verify {self.path}",
+            )
+        return tokens_NT
+
+    def segments_of(self, source: str, samples_N: ArrayLike) -> SegmentTable:
+        """The segments of N samples, with their documents; samples as in :meth:`read_samples`."""
+        sample_N, shard_N, local_N = self._locate(source, samples_N)
+        parts = []
+        for shard, index_N in _groups(shard_N):
+            row = self._first_row[source] + shard
+            tables = self._segments(row), self._documents(row)
+            parts.append(ShardPart(shard, index_N, local_N[index_N], *tables))
+        return gather_segments(parts, sample_N, self._segment_start_K[source], self.manifest.seq_len)
+
+    def find_document(self, document: int) -> tuple[DocumentPlace, ...]:
+        """The shards and rows that hold a document, in shard order; none if the Dataset does not."""
+        places = []
+        for _, row, document_row in self._document_index().find(document).tolist():
+            if row >= len(self.shards_R) or document_row >= int(self.shards_R["num_documents"][row]):
+                raise DamageError("TR-DATASET-INDEX", "a row names no shard", str(self.path / "documents.npy"))
+            shard = self.shards_R[row]
+            places.append(DocumentPlace(self.source_names[int(shard["source"])], int(shard["number"]), document_row))
+        return tuple(places)
+
+    def samples_of_document(self, document: int) -> list[tuple[str, NDArray[np.int64]]]:
+        """(source, source sample numbers) of a document, one entry a shard that holds it."""
+        found = []
+        for place in self.find_document(document):
+            row = self._first_row[place.source] + place.shard
+            table = self._segments(row)
+            if int(self._documents(row)["id"][place.row]) != document:
+                raise DamageError("TR-DATASET-INDEX", "a row names another document", str(self.path / "documents.npy"))
+            segment_S = np.flatnonzero(table.segments_S["document_row"] == place.row)
+            local_N = np.unique(np.searchsorted(table.segment_offset_N, segment_S, "right") - 1)
+            found.append((place.source, local_N + self._sample_start_K[place.source][place.shard]))
+        return found
+
+    def input_files(self) -> tuple[InputFile, ...]:
+        """What files.txt lists: source, path, size and hash of each input file."""
+        with self._lock:
+            if self._files is None:
+                data = self.read_file("files.txt")
+                self._files = files_from_text(data, self.manifest.sources, str(self.path / "files.txt"))
+            return self._files
+
+    def file_path(self, file: int) -> str:
+        """Path of an input file, relative to its source's root."""
+        return self.input_files()[file].path
+
+    def read_file(self, name: str) -> bytes:
+        """A file that the manifest covers by hash (``tokenizer/...``, ``removed.parquet``, ...), verified.
+
+        Raises:
+            ConfigError: the manifest covers no such file.
+        """
+        record = self.manifest.files_hashed.get(name)
+        if record is None:
+            raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", str(self.path))
+        return read_verified(self.path / name, record.size_bytes, record.xxh3_128)
+
+    def shard_files(self, row: int) -> ShardFiles:
+        """Row ``row`` of shards.npy with its paths."""
+        shard = self.shards_R[row]
+        return ShardFiles(
+            folder=self.path / self.source_names[int(shard["source"])],
+            seq_len=self.manifest.seq_len,
+            vocab_size=self.manifest.vocab_size,
+            number=int(shard["number"]),
+            num_samples=int(shard["num_samples"]),
+            num_segments=int(shard["num_segments"]),
+            num_documents=int(shard["num_documents"]),
+            max_segments=int(shard["max_segments"]),
+            size_bytes=int(shard["size_bytes"]),
+            mds_hash=shard["mds_hash"].tobytes().hex(),
+            segments_hash=shard["segments_hash"].tobytes().hex(),
+            docs_hash=shard["docs_hash"].tobytes().hex(),
+        )
+
+    def shard_row(self, source: str, shard: int) -> int:
+        """Row of shards.npy of shard number ``shard`` of a source."""
+        self._check_source(source)
+        return self._first_row[source] + shard
+
+    def _check_source(self, source: str) -> None:
+        if source not in self._samples_K:
+            raise ConfigError(
+                "TR-SOURCE-UNKNOWN", f"no source {source!r}", str(self.path), f"one of {', '.join(self.source_names)}"
+            )
+
+    def _locate(
+        self, source: str, samples_N: ArrayLike
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        self._check_source(source)
+        sample_N = np.atleast_1d(np.asarray(samples_N, np.int64))
+        start_K = self._sample_start_K[source]
+        if len(sample_N) and not 0 <= int(sample_N.min()) <= int(sample_N.max()) < int(start_K[-1]):
+            raise IndexError(f"source {source!r} has samples 0..{int(start_K[-1]) - 1}")
+        shard_N = np.searchsorted(start_K, sample_N, "right") - 1
+        return sample_N, shard_N, sample_N - start_K[shard_N]
+
+    def _token_file(self, row: int) -> TokenFile:
+        return self._token_files.get(row, lambda: (TokenFile(self.shard_files(row)), 1))
+
+    def _segments(self, row: int) -> SegmentFile:
+        return self._segment_tables.get(row, lambda: read_segments(self.shard_files(row)))
+
+    def _documents(self, row: int) -> NDArray[np.void]:
+        return self._document_tables.get(row, lambda: read_documents(self.shard_files(row)))
+
+    def _document_index(self) -> DocumentIndex:
+        with self._lock:
+            if self._index is None:
+                record = self.manifest.files_hashed["documents.npy"]
+                self._index = DocumentIndex(self.path / "documents.npy", record.size_bytes, record.xxh3_128)
+            return self._index
+
+
+def _groups(shard_N: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(shard, indices into N) for each shard that occurs."""
+    if not len(shard_N):
+        return
+    order_N = np.argsort(shard_N, kind="stable")
+    sorted_N = shard_N[order_N]
+    borders = np.flatnonzero(sorted_N[1:] != sorted_N[:-1]) + 1
+    bounds = [0, *borders.tolist(), len(sorted_N)]
+    for start, stop in itertools.pairwise(bounds):
+        yield int(sorted_N[start]), order_N[start:stop]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """manifest.json of the Dataset folder ``path``.
+
+    Raises:
+        ConfigError: there is no Dataset.
+        DamageError: the manifest differs from its self-hash, or cannot be right.
+    """
+    place = path / "manifest.json"
+    if not place.exists() and not place.is_symlink():
+        raise ConfigError("TR-DATASET-NONE", "no Dataset here", str(path), "a folder with a manifest.json")
+    size_bytes = file_size(place)
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise DamageError("TR-FILE-SIZE", f"a manifest of {size_bytes:,} bytes", str(place))
+    return parse_manifest(place.read_bytes(), str(place))
+
+
+def open_dataset(path: Path | str, expect_digest: str | None = None) -> Dataset:
+    """Open the Dataset in folder ``path``; reads manifest.json and shards.npy, both verified.
+
+    Raises:
+        ConfigError: there is no Dataset.
+        DamageError: manifest or shard table are damaged, or contradict each other.
+        RefusedError: intact, but its digest is not ``expect_digest``.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    if expect_digest is not None and manifest.digest != expect_digest:
+        raise RefusedError(
+            "TR-DATASET-OTHER",
+            f"another Dataset is at this path: digest {manifest.digest}",
+            str(path),
+            f"digest {expect_digest}",
+            f"tokenreel inspect {path}",
+        )
+    record = manifest.files_hashed["shards.npy"]
+    place = path / "shards.npy"
+    shards_R = read_npy(read_verified(place, record.size_bytes, record.xxh3_128), SHARD_DTYPE, str(place))
+    check_shard_table(manifest, shards_R, str(place))
+    return Dataset(path, manifest, shards_R)
