@@ -1,4 +1,4 @@
-"""The command line: an explicit table of verbs, each imported when it is called; the one place that maps errors to exits.
+"""The command line: an explicit table of verbs, each imported when called, and the one place that maps errors to exits.
 
 Exit codes: 0 done or nothing to do, 1 failed, 2 usage or configuration, 3 damage found, 4 refused, 130 interrupted.
 """

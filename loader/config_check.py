@@ -1,4 +1,4 @@
-"""Check a tree of configuration values against frozen dataclasses and build them; problems are collected, none raised."""
+"""Check a tree of configuration values against frozen dataclasses, and build them; problems are collected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(node: Node, annotation: Any, problems: list[str]) -> Any:
     """``node`` as a value of type ``annotation``; or ``Invalid``, and a ``place: key.path: message`` line a problem.
 
     Understands dataclasses (unknown and missing keys), ``dict[str, T]``, ``tuple[T, ...]``, ``tuple[A, B]``,
-    ``list[T]``, ``Optional`` and unions: of several dataclasses the one that knows most of the present keys is meant.
+    ``list[T]``, ``Optional`` and unions: of several dataclasses the one that knows the present keys is meant.
     Every other type is pydantic's, in strict mode: a string is no number, 1 no boolean, an integer a valid float.
     """
     return _Checker(problems).value(node, annotation, Where((), node.place))
@@ -183,23 +183,27 @@ class _Checker:
         if len(attempts) == 1:
             self.problems.extend(attempts[0])
             return _INVALID
-        expected = " or ".join(_type_name(member) for member in members)
+        expected = " or ".join(dict.fromkeys(_type_name(member) for member in members))
         return self.say(node.place, where.path, f"expected {expected}, got {_shown(node)}")
 
     def class_union(self, node: Node, classes: list[Any], where: Where) -> Any:
-        """The dataclass that knows most of the present keys, and then lacks the fewest, is the one that was meant."""
+        """Of the dataclasses that know all keys that any of them knows, the one that lacks the fewest was meant."""
         keys = set(node.value) if isinstance(node.value, dict) else set()
-        if len(classes) > 1 and not any(keys & set(_fields(cls)) for cls in classes):
-            offered = " | ".join(_key_list(cls) for cls in classes)
+        offered = " | ".join(_key_list(cls) for cls in classes)
+        understood = keys & {name for cls in classes for name in _fields(cls)}
+        if len(classes) > 1 and not understood:
             unknown = f", got {', '.join(sorted(keys))}" if keys else ""
             hints = [did_you_mean(key, [name for cls in classes for name in _fields(cls)]) for key in sorted(keys)]
             return self.say(where.place, where.path, f"expected one of the keys {offered}{unknown}{''.join(hints)}")
+        fitting = [cls for cls in classes if understood <= set(_fields(cls))]
+        if not fitting:
+            excluding = ", ".join(sorted(understood))
+            return self.say(where.place, where.path, f"{excluding} exclude each other; choose from {offered}")
 
-        def fit(cls: Any) -> tuple[int, int]:
-            known = _fields(cls)
-            return len(keys & set(known)), -sum(field.required and name not in keys for name, field in known.items())
+        def num_missing(cls: Any) -> int:
+            return sum(field.required and name not in keys for name, field in _fields(cls).items())
 
-        return self.dataclass(node, max(classes, key=fit), where)
+        return self.dataclass(node, min(fitting, key=num_missing), where)
 
     def mapping(self, node: Node, annotation: Any, where: Where) -> Any:
         """A mapping whose keys are the user's."""

@@ -1,6 +1,6 @@
 """The errors a user can see: a stable code, the place, what was expected, and the next command to type.
 
-Exit codes (DESIGN 4): 1 the job failed, 2 usage or configuration, 3 damage found, 4 refused (intact, but not what was asked for).
+Exit codes: 1 the job failed, 2 usage or configuration, 3 damage found, 4 refused (intact, but not what was asked for).
 """
 
 from __future__ import annotations

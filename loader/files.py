@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which ``path`` is written before it is renamed: same folder, own process, so renames are atomic."""
+    """The name under which ``path`` is written before it is renamed: same folder (renames are atomic), own process."""
     return path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
 
 

@@ -229,12 +229,17 @@ def _read_float(text: str) -> float:
     return number
 
 
+def _read_str(text: str) -> str:
+    """Escaped surrogate pairs, as JSON prints them, become the characters that they mean; lone ones are no text."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+
+
 _SCALARS: dict[str, Callable[[str], str | int | float | bool | None]] = {
     "null": _read_null,
     "bool": _read_bool,
     "int": _read_int,
     "float": _read_float,
-    "str": str,
+    "str": _read_str,
 }
 
 
