@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loader.errors import ConfigError
-
 __all__ = ["AttributionConfig", "DetectorConfig", "SpikeConfig"]
 
 
@@ -45,6 +43,12 @@ class DetectorConfig:
     plateau_nats: float = 0.005
     validation_nats: float = 0.1
 
+    def __post_init__(self) -> None:
+        if self.window_steps < 8:
+            raise ValueError("window_steps: must be >= 8")
+        if self.mean_steps < 2:
+            raise ValueError("mean_steps: must be >= 2")
+
 
 @dataclass(frozen=True)
 class AttributionConfig:
@@ -69,6 +73,12 @@ class AttributionConfig:
     max_baseline_steps: int = 140
     quantile: float = 0.95
     long_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.quantile < 1:
+            raise ValueError("quantile: must lie in [0.5, 1)")
+        if not 0 <= self.source_share <= 1:
+            raise ValueError("source_share: must lie in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -105,17 +115,15 @@ class SpikeConfig:
 
     def __post_init__(self) -> None:
         problems = [
-            f"spikes.{name} must be {want}"
+            f"{name}: must be {want}"
             for name, bad, want in (
                 ("patience", self.patience < 1, ">= 1"),
                 ("lead_steps", self.lead_steps < 0, ">= 0"),
                 ("tries", self.tries < 1, ">= 1"),
                 ("max_cut_fraction", not 0 <= self.max_cut_fraction <= 1, "within 0 .. 1"),
-                ("detectors.window_steps", self.detectors.window_steps < 8, ">= 8"),
-                ("detectors.mean_steps", self.detectors.mean_steps < 2, ">= 2"),
-                ("attribution.quantile", not 0.5 <= self.attribution.quantile < 1, "within 0.5 .. 1"),
+                ("min_flagged_fraction", not 0 <= self.min_flagged_fraction < 1, "within 0 .. 1"),
             )
             if bad
         ]
         if problems:
-            raise ConfigError("TR-CONFIG-INVALID", "; ".join(problems), place="spikes")
+            raise ValueError("\n".join(problems))
