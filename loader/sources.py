@@ -108,7 +108,7 @@ def open_sources(datasets: Sequence[Dataset]) -> Sources:
                     "TR-SOURCES-TWICE", f"source {name!r} is also in {other}", str(dataset.path), "unique names"
                 )
             dataset_of[name] = number
-    eos = first.tokenizer.eos_id
+    eos = first.tokenizer.get("eos_id")
     return Sources(
         datasets=tuple(datasets),
         names=tuple(dataset_of),
