@@ -1,0 +1,103 @@
+"""Packing whole documents into samples of ``seq_len`` tokens.
+
+Best fit decreasing over a two-level bitset of free-space classes: pieces, longest first, each go where the least
+space would be left.
+A document that fits a sample is never cut; a longer one is split at multiples of ``seq_len``. Windows of whole
+documents are packed
+on their own, so packing is local and parallel (windows of 8,192 documents cost 0.02-0.07 % of padding).
+
+Legend: D documents of a window, P pieces, N samples, S segments (pieces and paddings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels.pack import best_fit_bins, lay_out, split_documents
+from .keys import mix64
+
+__all__ = ["PACKERS", "PackedWindow", "pack_window", "window_borders"]
+
+Packer = Callable[[NDArray[np.int32], int], tuple[NDArray[np.int32], int]]
+
+PACKERS: Mapping[str, Packer] = {"best_fit": best_fit_bins}
+"""strategy -> function of (tokens of each piece, seq_len) giving (bin of each piece, number of bins)."""
+
+
+@dataclass(frozen=True)
+class PackedWindow:
+    """Where the pieces of a window's documents lie; pieces sorted by sample, then by place in it.
+
+    Attributes:
+        num_samples: samples of the window.
+        document_P: number of the document in the window.
+        document_token_start_P: first token of the piece, counted in the document.
+        num_tokens_P: tokens of the piece, at least 1.
+        sample_P: number of the sample in the window.
+        token_start_P: place of the first token in the sample.
+    """
+
+    num_samples: int
+    document_P: NDArray[np.int32]
+    document_token_start_P: NDArray[np.int64]
+    num_tokens_P: NDArray[np.int32]
+    sample_P: NDArray[np.int64]
+    token_start_P: NDArray[np.int32]
+
+    def padding_tokens(self, seq_len: int) -> int:
+        """Tokens of the window's samples that belong to no document."""
+        return self.num_samples * seq_len - int(self.num_tokens_P.sum())
+
+
+def pack_window(num_tokens_D: NDArray[np.int64], seq_len: int, key: int, strategy: str = "best_fit") -> PackedWindow:
+    """Pack the documents of one window.
+
+    The result is a function of the arguments alone. Samples are numbered by a keyed permutation, because packers fill
+    them in order of length, and a slice of a shard should look like the whole; pieces of a sample stay in document
+    order.
+
+    Args:
+        num_tokens_D: tokens of each document, BOS and EOS included, all >= 1.
+        seq_len: tokens of a sample.
+        key: keys the order of the samples.
+        strategy: key of ``PACKERS``.
+
+    Raises:
+        ValueError: a document without tokens.
+    """
+    num_tokens_D = np.asarray(num_tokens_D, np.int64)
+    if len(num_tokens_D) and int(num_tokens_D.min()) < 1:
+        raise ValueError("every document needs at least one token")
+    document_P, document_start_P, num_tokens_P = split_documents(num_tokens_D, seq_len)
+    bin_P, num_samples = PACKERS[strategy](num_tokens_P, seq_len)
+    sample_of_bin = np.empty(num_samples, np.int64)
+    sample_of_bin[np.argsort(mix64(np.arange(num_samples, dtype=np.uint64), key))] = np.arange(num_samples)
+    sample_P = sample_of_bin[bin_P]
+    order_P, token_start_P = lay_out(sample_P, num_tokens_P, num_samples)
+    return PackedWindow(
+        num_samples,
+        document_P[order_P],
+        document_start_P[order_P],
+        num_tokens_P[order_P],
+        sample_P[order_P],
+        token_start_P,
+    )
+
+
+def window_borders(num_tokens_D: NDArray[np.int64], max_documents: int, max_tokens: int) -> NDArray[np.int64]:
+    """Cut a sequence of documents into windows of at most ``max_documents`` documents and ``max_tokens`` tokens (one
+    document
+    always fits): borders b, window i = documents [b[i], b[i + 1]). No document: the one border 0.
+    """
+    stop_D = np.cumsum(num_tokens_D)
+    borders = [0]
+    while borders[-1] < len(num_tokens_D):
+        start = borders[-1]
+        before = int(stop_D[start - 1]) if start else 0
+        by_tokens = int(np.searchsorted(stop_D, before + max_tokens, side="right"))
+        borders.append(max(start + 1, min(start + max_documents, by_tokens, len(num_tokens_D))))
+    return np.array(borders, np.int64)
