@@ -25,6 +25,7 @@ __all__ = [
     "read_exact",
     "read_npy",
     "read_verified",
+    "resolve",
 ]
 
 _HASH_CHUNK_BYTES = 1 << 22
@@ -39,6 +40,24 @@ def check_relative(name: str, place: str) -> str:
     for part in name.split("/"):
         check_name(part, place)
     return name
+
+
+def resolve(root: Path, name: str) -> Path:
+    """Path of the file ``name`` (checked, ``/``-separated) below ``root``; no folder on the way may be a link.
+
+    Raises:
+        DamageError: one is a link, or no folder.
+    """
+    parent = root
+    for part in name.split("/")[:-1]:
+        parent = parent / part
+        try:
+            mode = os.lstat(parent).st_mode
+        except OSError as error:
+            raise DamageError("TR-FILE-MISSING", f"no such folder: {error.strerror}", str(parent)) from None
+        if not stat.S_ISDIR(mode):
+            raise DamageError("TR-FILE-UNREADABLE", "not a folder", str(parent), "a folder, no link")
+    return root / name
 
 
 def open_regular(path: Path) -> int:

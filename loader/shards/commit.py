@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DamageError, JobError, RefusedError
 from ..files import write_atomic
 from .access import check_relative, check_size, file_size, hash_regular, npy_bytes, read_verified
-from .documents import decode_documents, sort_index
+from .documents import decode_documents, index_rows, sort_index
 from .layout import (
     DOCUMENT_INDEX_DTYPE,
     SHARD_DTYPE,
@@ -29,7 +29,7 @@ from .layout import (
 from .manifest import FileRecord, InputFile, Manifest, SourceInfo, encode_manifest, files_to_text
 from .writer import ShardRecord, ShardSpec, check_source_name
 
-__all__ = ["DatasetInfo", "write_dataset_manifest"]
+__all__ = ["DatasetInfo", "mds_index", "write_dataset_manifest"]
 
 _UNCOVERED = frozenset({"manifest.json", "job.json"})
 
@@ -89,7 +89,9 @@ def write_dataset_manifest(folder: Path, info: DatasetInfo) -> str:
         "files.txt": files_to_text(files),
     }
     for name in info.sources:
-        written[f"{name}/index.json"] = _mds_index(info, [s for s in shards if s.source == name])
+        written[f"{name}/index.json"] = mds_index(
+            info.seq_len, info.vocab_size, [s for s in shards if s.source == name]
+        )
     hashed = {name: FileRecord(len(data), xxhash.xxh3_128_hexdigest(data)) for name, data in written.items()}
     for name in info.extra_files:
         if check_relative(name, "extra_files") in hashed or name in _UNCOVERED:
@@ -185,11 +187,7 @@ def _document_index(
         if (file_D >= len(files)).any() or (owner_F[file_D] != source).any():
             place = str(folder / shard.source / ShardName(shard.number).docs)
             raise DamageError("TR-DATASET-FILES", "a document names a file of another source, or none", place)
-        part = np.zeros(len(documents_D), DOCUMENT_INDEX_DTYPE)
-        part["id"] = documents_D["id"]
-        part["shard"] = row
-        part["row"] = np.arange(len(documents_D))
-        parts.append(part)
+        parts.append(index_rows(documents_D, row))
     index_M = sort_index(np.concatenate(parts))
     _check_collisions(folder, shards, files, index_M)
     first_M = np.ones(len(index_M), np.bool_)
@@ -247,9 +245,20 @@ def _shard_rows(info: DatasetInfo, shards: list[ShardRecord]) -> NDArray[np.void
     return rows_R
 
 
-def _mds_index(info: DatasetInfo, shards: list[ShardRecord]) -> bytes:
+class _Shard(Protocol):
+    @property
+    def number(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def mds_hash(self) -> str: ...
+
+
+def mds_index(seq_len: int, vocab_size: int, shards: Sequence[_Shard]) -> bytes:
     """index.json as stock mosaicml-streaming reads it."""
-    columns = mds_columns(info.seq_len, info.vocab_size)
+    columns = mds_columns(seq_len, vocab_size)
     entries = [
         {
             **columns,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DamageError, RefusedError
-from .access import file_size, read_npy, read_verified
+from .access import file_size, read_npy, read_verified, resolve
 from .cache import Lru
 from .documents import DocumentIndex, DocumentPlace
 from .gather import ShardPart, gather_segments
@@ -166,7 +166,7 @@ class Dataset:
         record = self.manifest.files_hashed.get(name)
         if record is None:
             raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", str(self.path))
-        return read_verified(self.path / name, record.size_bytes, record.xxh3_128)
+        return read_verified(resolve(self.path, name), record.size_bytes, record.xxh3_128)
 
     def shard_files(self, row: int) -> ShardFiles:
         """Row ``row`` of shards.npy with its paths."""
@@ -275,4 +275,6 @@ def open_dataset(path: Path | str, expect_digest: str | None = None) -> Dataset:
     place = path / "shards.npy"
     shards_R = read_npy(read_verified(place, record.size_bytes, record.xxh3_128), SHARD_DTYPE, str(place))
     check_shard_table(manifest, shards_R, str(place))
+    for source in manifest.sources:
+        resolve(path, f"{source.name}/index.json")
     return Dataset(path, manifest, shards_R)

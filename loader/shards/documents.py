@@ -19,7 +19,7 @@ from .access import check_size, npy_layout, open_regular, read_exact
 from .layout import DOCUMENT_DTYPE, DOCUMENT_INDEX_DTYPE, DOCUMENT_MAGIC, HEADER_DTYPE, docs_size
 from .segments import encode_table_header
 
-__all__ = ["DocumentIndex", "DocumentPlace", "decode_documents", "encode_documents", "sort_index"]
+__all__ = ["DocumentIndex", "DocumentPlace", "decode_documents", "encode_documents", "index_rows", "sort_index"]
 
 _PAGE_ROWS = 256
 _PAGES_PER_READ = 1024
@@ -49,6 +49,15 @@ def decode_documents(data: bytes, num_documents: int, place: str) -> NDArray[np.
     if len(data) != docs_size(num_documents):
         raise DamageError("TR-FILE-SIZE", f"the table has {len(data):,} bytes", place)
     return np.frombuffer(data, DOCUMENT_DTYPE, num_documents, HEADER_DTYPE.itemsize)
+
+
+def index_rows(documents_D: NDArray[np.void], shard: int) -> NDArray[np.void]:
+    """Rows of documents.npy for the documents of a shard, in their order; ``shard`` = row of shards.npy."""
+    rows_D = np.zeros(len(documents_D), DOCUMENT_INDEX_DTYPE)
+    rows_D["id"] = documents_D["id"]
+    rows_D["shard"] = shard
+    rows_D["row"] = np.arange(len(documents_D))
+    return rows_D
 
 
 def sort_index(rows_M: NDArray[np.void]) -> NDArray[np.void]:

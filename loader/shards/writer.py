@@ -156,12 +156,12 @@ class ShardWriter:
             ConfigError: the shard would reach 2 GiB.
         """
         tokens_NT = np.asarray(tokens_NT)
-        counts_N = np.asarray(counts_N, np.int64)
+        count_N = np.asarray(counts_N, np.int64)
         if tokens_NT.ndim != 2 or tokens_NT.shape[1] != self.spec.seq_len or tokens_NT.dtype.kind not in "iu":
             raise ValueError(f"tokens must be integers of shape (N, {self.spec.seq_len}), got {tokens_NT.shape}")
-        if segments_S.dtype != SEGMENT_DTYPE or counts_N.shape != tokens_NT.shape[:1]:
+        if segments_S.dtype != SEGMENT_DTYPE or count_N.shape != tokens_NT.shape[:1]:
             raise ValueError("segments must have SEGMENT_DTYPE, and counts one number a sample")
-        if int(counts_N.sum()) != len(segments_S) or (counts_N < 1).any():
+        if int(count_N.sum()) != len(segments_S) or (count_N < 1).any():
             raise ValueError("each sample needs at least one segment, and counts must add up to the segments")
         if tokens_NT.size and not 0 <= int(tokens_NT.min()) <= int(tokens_NT.max()) < self.spec.vocab_size:
             raise ValueError(f"a token is outside [0, {self.spec.vocab_size})")
@@ -172,7 +172,7 @@ class ShardWriter:
         copied_NT: TokenArray = tokens_NT.astype(self._dtype, order="C", copy=True)
         self._tokens.append(copied_NT)
         self._segments.append(segments_S.copy())
-        self._counts.append(counts_N.copy())
+        self._counts.append(count_N.copy())
         self._num_samples = total
 
     def add_document(self, document: int, file: int, record: int, record_start: int) -> int:

@@ -1,0 +1,55 @@
+"""What a Dataset is, without reading its samples: digests, counts, shares, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .dataset import open_dataset
+
+__all__ = ["inspect_dataset"]
+
+
+def inspect_dataset(path: Path | str) -> dict[str, Any]:
+    """A JSON-able description of the Dataset in ``path``; reads the manifest and shards.npy, both verified.
+
+    Raises:
+        ConfigError: there is no Dataset.
+        DamageError: manifest or shard table are damaged.
+    """
+    dataset = open_dataset(path)
+    manifest = dataset.manifest
+    sources = []
+    for index, source in enumerate(manifest.sources):
+        mine_R = dataset.shards_R[dataset.shards_R["source"] == index]
+        room = source.num_samples * manifest.seq_len
+        sources.append(
+            {
+                **vars(source),
+                "size_bytes": int(mine_R["size_bytes"].sum()),
+                "padding": 1 - source.num_tokens / room if room else 0.0,
+                "max_segments": int(mine_R["max_segments"].max(initial=0)),
+            }
+        )
+    tokenizer = {name: value for name, value in manifest.tokenizer.items() if name != "golden"}
+    names = ("num_shards", "num_samples", "num_segments", "num_tokens", "num_documents", "size_bytes")
+    return {
+        "kind": "dataset",
+        "path": str(path),
+        "digest": dataset.digest,
+        "seq_len": manifest.seq_len,
+        "vocab_size": manifest.vocab_size,
+        "dtype": manifest.dtype,
+        "max_segments": manifest.max_segments,
+        "totals": {name: int(np.sum([source[name] for source in sources], dtype=np.int64)) for name in names},
+        "sources": sources,
+        "tokenizer": tokenizer,
+        "salt": manifest.salt,
+        "parents": dict(manifest.parents),
+        "order": dict(manifest.order),
+        "package_version": manifest.package_version,
+        "accounting": dict(manifest.accounting),
+        "files": {name: vars(record) for name, record in sorted(manifest.files_hashed.items())},
+    }
