@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
 _PACKAGES = ("loader", "dataprep", "train")
 
 
-class LazyGroup(click.Group):
+class _LazyGroup(click.Group):
     """A click group over ``VERBS``: a verb's module is imported when the verb is called or asked for its own help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -79,7 +79,7 @@ def _version() -> str:
         return "0+clone"
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(_version(), prog_name="tokenreel")
 @click.option("--debug", is_flag=True, help="Show the traceback of an unexpected error.")
 def group(debug: bool) -> None:
