@@ -110,7 +110,7 @@ def _line(value: Mapping[str, Any], chain: int) -> tuple[bytes, int]:
 def read_sealed_lines(path: Path) -> SealedLines:
     """Read an append-only file of sealed lines; a missing file has none.
 
-    A last line without its end, or one that holds a NUL (what a power loss leaves), is a torn tail and left out.
+    What follows the last line end (part of a line, or the zeros of a power loss) is a torn tail and left out.
 
     Raises:
         DamageError: a complete line is not what was written; file and line number (from 1) are named.
@@ -123,8 +123,6 @@ def read_sealed_lines(path: Path) -> SealedLines:
     start, chain = 0, 0
     while (stop := data.find(b"\n", start) + 1) > 0:
         line = data[start:stop]
-        if b"\0" in line and not data[stop:].strip(b"\0\n"):
-            break
         place = f"{path} line {len(values) + 1}"
         value = _parse_object(line, place)
         value.pop(_LINE_KEY, None)

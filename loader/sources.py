@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Sources:
         """Samples of each shard of a source."""
         return self.datasets[self.dataset_of[self.names.index(name)]].shard_samples(name)
 
-    def read_samples(self, source: int, samples_N: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
+    def read_samples(self, source: int, samples_N: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
         """Verified tokens_NT of a source's samples.
 
         Raises:

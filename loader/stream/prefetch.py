@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from ..errors import JobError
@@ -70,14 +71,11 @@ class _Shared(Generic[_Item]):
 
 def _work(shared: _Shared[_Item]) -> None:
     while (index := shared.take()) is not None:
-        number = index
         try:
-            outcome: _Item | BaseException = shared.produce(
-                number, lambda what, number=number: shared.note(number, what)
-            )  # type: ignore[misc]
-        except BaseException as error:
+            outcome: _Item | BaseException = shared.produce(index, partial(shared.note, index))
+        except BaseException as error:  # raised again in the consumer
             outcome = error
-        shared.finish(number, outcome)
+        shared.finish(index, outcome)
 
 
 class Prefetcher(Generic[_Item]):
@@ -105,6 +103,8 @@ class Prefetcher(Generic[_Item]):
         deadline = time.monotonic() + timeout_s
         with shared.changed:
             index = shared.next_wanted
+            if shared.closed:
+                raise self._not_there(index, timeout_s)
             if index < shared.next_started and index not in shared.done and index not in shared.doing:
                 shared.again.append(index)
                 shared.changed.notify_all()
