@@ -1,1 +1,6 @@
-"""Input formats."""
+"""Input formats: one reader per file, one table, one way to read (``read_file``)."""
+
+from .base import REJECT_DTYPE, FileSummary, ReadOptions, RejectSink
+from .read import FORMATS, read_file
+
+__all__ = ["FORMATS", "REJECT_DTYPE", "FileSummary", "ReadOptions", "RejectSink", "read_file"]

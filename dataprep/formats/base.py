@@ -1,0 +1,96 @@
+"""What every format reader takes and gives.
+
+Shapes: N documents of a batch, R records of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..documents import RejectReason
+from .decompress import ByteStream
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["REJECT_DTYPE", "FileSummary", "FormatReader", "RawBatch", "ReadOptions", "ReadRequest", "RejectSink"]
+
+REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", "u1")])
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a file is read: ``line_limit_bytes`` shapes the result (longer records are rejected), ``batch_bytes`` only the
+    memory."""
+
+    line_limit_bytes: int = 64 << 20
+    batch_bytes: int = 8 << 20
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """One pass over one file: the text field, the options, and the records wanted (bool by record number; None = all)."""
+
+    text_field: str
+    options: ReadOptions
+    keep_R: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class FileSummary:
+    """What a whole pass over a file found.
+
+    Attributes:
+        num_records: records, blank lines counted: record numbers are below it.
+        num_blank, num_documents, num_rejected: their parts (documents and rejects only of the records wanted).
+        stream_bytes, stream_hash: size and xxh3-128 (hex) of the decompressed stream.
+    """
+
+    num_records: int
+    num_blank: int
+    num_documents: int
+    num_rejected: int
+    stream_bytes: int
+    stream_hash: str
+
+
+@dataclass
+class RejectSink:
+    """Collects the rejects of a file and, at its end, the summary."""
+
+    summary: FileSummary | None = None
+    num_rejected: int = 0
+    _parts: list[NDArray[Any]] = field(default_factory=list)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Take over rows of ``REJECT_DTYPE``."""
+        if len(rows):
+            self._parts.append(rows)
+            self.num_rejected += len(rows)
+
+    def add_one(self, record: int, record_start: int, reason: RejectReason) -> None:
+        """Take one reject."""
+        self.add(np.array([(record, record_start, int(reason))], REJECT_DTYPE))
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rejects so far, in record order (``REJECT_DTYPE``)."""
+        return np.concatenate(self._parts) if self._parts else np.zeros(0, REJECT_DTYPE)
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """Documents as a format reader gives them: ``text`` without nulls and with spare bytes (see ``DocumentBatch``)."""
+
+    text: pa.LargeStringArray
+    record_N: NDArray[np.int64]
+    record_start_N: NDArray[np.int64]
+
+
+FormatReader = Callable[[ByteStream, ReadRequest, RejectSink], Iterator[RawBatch]]
+"""Reads a stream to its end: yields batches in record order, fills the sink, sets ``sink.summary`` last."""

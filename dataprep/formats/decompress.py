@@ -1,0 +1,145 @@
+"""Input files as streams of decompressed bytes that never end silently.
+
+pyarrow's codecs raise on every truncated frame (``zstandard.stream_reader`` does not: it ends as if all were well).
+Concatenated frames and members are read on. A file cut exactly between two frames looks whole to every decoder: sizes and
+hashes recorded at the first read are what shows it later.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+from loader.errors import ConfigError, DamageError
+
+__all__ = ["COMPRESSIONS", "ByteStream"]
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+"""File name suffix -> compression; any other suffix is plain."""
+
+
+def _open(path: Path) -> Any:
+    """A stream with ``readinto`` for ``path``."""
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression is None:
+        return open(path, "rb", buffering=0)
+    if compression == "xz":  # pyarrow has no such codec; the standard library's raises EOFError on truncation
+        import lzma
+
+        return lzma.open(path, "rb")
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.OSFile(str(path)), compression)
+
+
+class ByteStream:
+    """Decompressed bytes of a file, hashed as they pass.
+
+    When the decoder fails, what it can still give is given first, to the last byte: ``readinto`` then returns 0 and
+    ``failure`` holds the decoder's words, so that a caller can deliver the whole records in front of the damage.
+
+    Attributes:
+        position: bytes delivered so far.
+        failure: why the stream ended early, or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``.
+
+        Raises:
+            ConfigError: there is no such file, or it cannot be read.
+        """
+        self.path = path
+        self.position = 0
+        self.failure: str | None = None
+        self._digest = xxhash.xxh3_128()
+        try:
+            self._stream = _open(path)
+        except OSError as error:
+            raise ConfigError(
+                "TR-INPUT-MISSING", f"the input cannot be opened: {error.strerror or error}", str(path), "a readable file"
+            ) from error
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; harmless twice."""
+        self._stream.close()
+
+    @property
+    def stream_hash(self) -> str:
+        """xxh3-128 of the bytes delivered so far, 32 hex digits."""
+        return self._digest.hexdigest()
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill ``view`` from its start; the number of bytes, 0 at the end or at the damage."""
+        if self.failure is not None:
+            return 0
+        try:
+            count = int(self._stream.readinto(view) or 0)
+        except (OSError, EOFError) as error:
+            self.failure = str(error) or type(error).__name__
+            count = self._salvage(view)
+        except Exception as error:  # lzma.LZMAError derives from Exception alone
+            if type(error).__name__ != "LZMAError":
+                raise
+            self.failure = str(error)
+            count = self._salvage(view)
+        self._digest.update(view[:count])
+        self.position += count
+        return count
+
+    def _salvage(self, view: memoryview) -> int:
+        """The bytes between ``position`` and the damage: a failing read keeps what it decoded, so read ever less at once."""
+        count = 0
+        size = len(view)
+        while size > 1:
+            size = max(1, size // 16)
+            count = self._read_again(view, count, size)
+        return count
+
+    def _read_again(self, view: memoryview, count: int, size: int) -> int:
+        """Open again, pass over ``position + count`` bytes, go on in pieces of ``size``; the new count."""
+        self._stream.close()
+        self._stream = _open(self.path)
+        try:
+            _pass_over(self._stream, self.position + count, size)
+            while count < len(view):
+                got = int(self._stream.readinto(view[count : count + size]) or 0)
+                if got == 0:
+                    break
+                count += got
+        except Exception:  # noqa: S110 - the failure is known and reported; this only asks how far one gets
+            pass
+        return count
+
+    def damage(self, last_good: str) -> DamageError:
+        """The error to raise for ``failure``; ``last_good`` names the last whole record."""
+        return DamageError(
+            "TR-INPUT-TRUNCATED",
+            f"the compressed stream is cut short or corrupt after {self.position} bytes: {self.failure}",
+            f"{self.path}, {last_good}",
+            "whole compressed frames to the end of the file",
+            "fetch the file again",
+        )
+
+
+def _pass_over(stream: Any, size_bytes: int, piece: int) -> None:
+    """Read and drop ``size_bytes``: in large pieces far from the end, in small ones near it."""
+    scratch = memoryview(bytearray(1 << 20))
+    left = size_bytes
+    while left > 0:
+        want = min(left, len(scratch) if left > len(scratch) else max(piece, 4096))
+        got = int(stream.readinto(scratch[:want]) or 0)
+        if got == 0:
+            return
+        left -= got

@@ -1,0 +1,46 @@
+"""Sorting of uniformly distributed 64-bit hashes: one counting pass by their top bits, then insertion within places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .jit import kernel
+
+__all__ = ["sort_hashes"]
+
+
+@kernel
+def sort_hashes(value_S: Any, count: int, sorted_S: Any, bucket_B: Any) -> None:
+    """Sort the first ``count`` of ``value_S`` (uint64) into ``sorted_S``; ``bucket_B`` (int64) is scratch whose length, a
+    power of two, bounds the number of buckets. Linear for hashes, quadratic only inside a bucket of distinct values."""
+    bits = 0
+    while (1 << (bits + 1)) <= min(count, bucket_B.shape[0]):
+        bits += 1
+    if bits == 0:
+        for i in range(count):  # a loop: slice assignment compiles seconds of shape checks
+            sorted_S[i] = value_S[i]
+    else:
+        shift = np.uint64(64 - bits)
+        num_buckets = 1 << bits
+        for b in range(num_buckets):
+            bucket_B[b] = 0
+        for i in range(count):
+            bucket_B[np.int64(value_S[i] >> shift)] += 1
+        total = 0
+        for b in range(num_buckets):
+            size = bucket_B[b]
+            bucket_B[b] = total
+            total += size
+        for i in range(count):
+            place = np.int64(value_S[i] >> shift)
+            sorted_S[bucket_B[place]] = value_S[i]
+            bucket_B[place] += 1
+    for i in range(1, count):
+        value = sorted_S[i]
+        j = i - 1
+        while j >= 0 and sorted_S[j] > value:
+            sorted_S[j + 1] = sorted_S[j]
+            j -= 1
+        sorted_S[j + 1] = value

@@ -1,0 +1,181 @@
+"""Word splitting on UTF-8 bytes: text to one 64-bit hash per token, by the table of ``dataprep.normalize``.
+
+Bytes are looked at 64 at a time. A stretch of ASCII word bytes is hashed eight bytes a step; a stretch that holds anything
+above 127 is walked code point by code point. Both give the same hash for the same folded characters: a character below 128
+counts as one byte, any other as three, of which the last has its top bit set (so no two sequences share their bytes).
+
+The lowest bit of a token hash says how many tokens a shingle that begins here has (see ``shingles``): 0 word, 1 single.
+
+Input must be valid UTF-8 with 64 readable bytes after it. Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..normalize import COMMON_MARK, IGNORED, SCRIPT_MARK, SEPARATOR, SINGLE, TAIL_MARKS, WORD
+from .jit import helper, kernel
+from .vectors import count_trailing_zeros, load64, masks_word
+
+__all__ = ["mix64", "split_words"]
+
+_SEPARATOR, _WORD, _SINGLE = np.uint32(SEPARATOR), np.uint32(WORD), np.uint32(SINGLE)
+_COMMON_MARK, _SCRIPT_MARK, _IGNORED = np.uint32(COMMON_MARK), np.uint32(SCRIPT_MARK), np.uint32(IGNORED)
+_TAILS = np.array(TAIL_MARKS, np.uint64)
+_SEED = np.uint64(0x243F6A8885A308D3)
+_STEP = np.uint64(0x9FB21C651E98DF25)
+_END = np.uint64(0xD6E8FEB86659FD93)
+_FOLD = np.uint64(0x2020202020202020)
+_WIDE = np.uint64(0x800000)
+_LOW_BIT = np.uint64(1)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ZERO = np.uint64(0)
+
+
+@helper
+def mix64(value: Any) -> Any:
+    """A bijection of uint64 whose every output bit depends on every input bit (MurmurHash3's finaliser)."""
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CEB9FE1A85EC53)
+    value ^= value >> np.uint64(33)
+    return value
+
+
+@helper
+def _absorb(state: Any, eight: Any) -> Any:
+    state = (state ^ eight) * _STEP
+    return state ^ (state >> np.uint64(32))
+
+
+@helper
+def _finish(state: Any, length: Any, kind: Any) -> Any:
+    value = (state * _END) ^ np.uint64(length)
+    value ^= value >> np.uint64(29)
+    return (value & ~_LOW_BIT) | kind
+
+
+@helper
+def _hash_ascii(data: Any, start: int, length: int) -> Any:
+    """Hash of ``length`` ASCII word bytes; setting bit 5 folds letters and leaves digits (and ``_``) distinct."""
+    state = _SEED
+    left = length
+    while left > 8:
+        state = _absorb(state, load64(data, start) | _FOLD)
+        start += 8
+        left -= 8
+    mask = _ALL >> np.uint64(64 - 8 * left)
+    state = _absorb(state, (load64(data, start) | _FOLD) & mask)
+    return _finish(state, length, _ZERO)
+
+
+@helper
+def _decode(data: Any, i: int) -> tuple[Any, int]:
+    """The code point at ``i`` (uint32; valid UTF-8) and the index after it."""
+    first = np.uint32(data[i])
+    low = np.uint32(0x3F)
+    if first < np.uint32(0x80):
+        return first, i + 1
+    second = np.uint32(data[i + 1]) & low
+    if first < np.uint32(0xE0):
+        return ((first & np.uint32(0x1F)) << np.uint32(6)) | second, i + 2
+    third = np.uint32(data[i + 2]) & low
+    if first < np.uint32(0xF0):
+        return ((first & np.uint32(0xF)) << np.uint32(12)) | (second << np.uint32(6)) | third, i + 3
+    fourth = np.uint32(data[i + 3]) & low
+    high = ((first & np.uint32(7)) << np.uint32(18)) | (second << np.uint32(12))
+    return high | (third << np.uint32(6)) | fourth, i + 4
+
+
+@helper
+def _push(state: Any, pending: Any, length: Any, code_point: Any) -> tuple[Any, Any, Any]:
+    """Add a folded character to an open token: (state, bytes not absorbed yet, bytes so far)."""
+    used = (length & np.uint64(7)) << np.uint64(3)
+    if code_point < np.uint64(128):
+        pending |= code_point << used
+        if used == np.uint64(56):
+            return _absorb(state, pending), _ZERO, length + np.uint64(1)
+        return state, pending, length + np.uint64(1)
+    wide = code_point | _WIDE
+    pending |= wide << used
+    if used >= np.uint64(40):
+        state = _absorb(state, pending)
+        pending = wide >> (np.uint64(64) - used) if used > np.uint64(40) else _ZERO
+    return state, pending, length + np.uint64(3)
+
+
+@kernel
+def _walk(data: Any, span: tuple[int, int], table: Any, token_T: Any, count: int) -> tuple[int, int]:
+    """Tokens from ``span[0]`` to the first ASCII byte that is no word byte, or ``span[1]``: (tokens so far, where)."""
+    i = span[0]
+    state, pending, length = _SEED, _ZERO, _ZERO
+    open_kind = _SEPARATOR
+    drops_marks = False
+    while True:
+        at = i
+        entry = np.uint32(0)
+        if i < span[1]:
+            code_point, i = _decode(data, i)
+            if code_point < np.uint32(table.shape[0]):
+                entry = table[code_point]
+        kind = (entry >> np.uint32(21)) & np.uint32(7)
+        starts = kind == _SINGLE or (kind == _WORD and open_kind == _SINGLE)
+        if (kind == _SEPARATOR or starts) and open_kind != _SEPARATOR:
+            if (length & np.uint64(7)) != _ZERO:
+                state = _absorb(state, pending)
+            token_T[count] = _finish(state, length, np.uint64(open_kind == _SINGLE))
+            count += 1
+            state, pending, length = _SEED, _ZERO, _ZERO
+            open_kind = _SEPARATOR
+        if kind == _SEPARATOR:
+            if at >= span[1] or data[at] < 128:
+                return count, at
+            continue
+        if kind == _IGNORED or (kind == _COMMON_MARK and (drops_marks or open_kind == _SEPARATOR)):
+            continue
+        state, pending, length = _push(state, pending, length, np.uint64(entry & np.uint32(0x1FFFFF)))
+        if (entry >> np.uint32(25)) != np.uint32(0):
+            state, pending, length = _push(state, pending, length, _TAILS[entry >> np.uint32(25)])
+        if kind == _WORD or kind == _SINGLE:
+            drops_marks = (entry & np.uint32(1 << 24)) != np.uint32(0)
+            open_kind = kind
+        elif open_kind == _SEPARATOR:
+            drops_marks = False
+            open_kind = _WORD
+
+
+@kernel
+def split_words(data: Any, span: tuple[int, int], table: Any, token_T: Any) -> int:
+    """Token hashes (uint64) of ``data[span[0]:span[1]]`` into ``token_T`` (room for one a byte); their number."""
+    count = 0
+    block = span[0]
+    stop = span[1]
+    while block < stop:
+        words, high = masks_word(data, block)
+        if stop - block < 64:
+            inside = (_LOW_BIT << np.uint64(stop - block)) - _LOW_BIT
+            words &= inside
+            high &= inside
+        runs = words | high
+        following = block + 64
+        while runs != _ZERO:
+            bit = count_trailing_zeros(runs)
+            length = min(count_trailing_zeros(~(runs >> np.uint64(bit))), 64 - bit)
+            start = block + bit
+            if bit + length == 64 and bit > 0 and following < stop:
+                following = start  # the run may go on: look at it from its own start
+                break
+            run = (_ALL >> np.uint64(64 - length)) << np.uint64(bit)
+            if length == 64:
+                count, following = _walk(data, (start, stop), table, token_T, count)
+            elif (high & run) != _ZERO:
+                count, _ = _walk(data, (start, start + length), table, token_T, count)
+            else:
+                token_T[count] = _hash_ascii(data, start, length)
+                count += 1
+            runs &= ~run
+        block = following
+    return count
