@@ -1,0 +1,89 @@
+"""What a skip entry takes out, and what goes with it: counted from the Datasets, for one epoch of their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .order.plan import Plan
+    from .order.skips import SkipEntry
+    from .shards.segments import SegmentTable
+    from .sources import Sources
+
+__all__ = ["collateral_of"]
+
+_CHUNK_SAMPLES = 4096
+
+
+def collateral_of(plan: Plan, sources: Sources, entry: SkipEntry) -> dict[str, Any]:
+    """``samples`` and ``by_source`` (samples a source loses, or holds masked segments of), ``tokens`` that are cut,
+    ``documents`` touched, and ``other_tokens`` of ``other_documents``: not asked for, but in dropped samples.
+
+    A range of positions is not made up for: ``by_source`` is what each source is read less.
+    """
+    wanted = np.array(entry.documents, np.uint64) if entry.kind == "documents" else None
+    tokens = other_tokens = 0
+    by_source: dict[str, int] = {}
+    documents: set[int] = set()
+    others: set[int] = set()
+    for source, samples_N in _samples_of(plan, sources, entry):
+        name = sources.names[source]
+        for first in range(0, len(samples_N), _CHUNK_SAMPLES):
+            table = sources.segments_of(source, samples_N[first : first + _CHUNK_SAMPLES])
+            table = table.take(~table.padding_S)
+            asked_S = _asked(table, entry, wanted)
+            touched = np.unique(table.sample_index_S[asked_S])
+            by_source[name] = by_source.get(name, 0) + len(touched)
+            tokens += int(table.num_tokens_S[asked_S].sum())
+            documents.update(np.unique(table.document_id_S[asked_S]).tolist())
+            if entry.mode == "drop":
+                beside_S = ~asked_S & np.isin(table.sample_index_S, touched)
+                other_tokens += int(table.num_tokens_S[beside_S].sum())
+                others.update(np.unique(table.document_id_S[beside_S]).tolist())
+    return {
+        "samples": sum(by_source.values()),
+        "by_source": dict(sorted(by_source.items())),
+        "tokens": tokens,
+        "documents": len(documents),
+        "other_tokens": other_tokens,
+        "other_documents": len(others - documents),
+    }
+
+
+def _asked(table: SegmentTable, entry: SkipEntry, wanted: NDArray[np.uint64] | None) -> NDArray[np.bool_]:
+    """Which segments the entry itself names; the rest of a dropped sample is collateral."""
+    if wanted is not None:
+        return np.isin(table.document_id_S, wanted)
+    if entry.kind == "segments":
+        asked_S = np.zeros(len(table), np.bool_)
+        for start, stop in entry.ranges:
+            asked_S |= (table.segment_S >= start) & (table.segment_S < stop)
+        return asked_S
+    return np.ones(len(table), np.bool_)
+
+
+def _samples_of(plan: Plan, sources: Sources, entry: SkipEntry) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(source, source sample numbers) that an entry touches."""
+    if entry.kind == "documents":
+        found: dict[int, list[NDArray[np.int64]]] = {}
+        for document in entry.documents:
+            for name, samples_N in sources.samples_of_document(document):
+                if name in sources.names:
+                    found.setdefault(sources.names.index(name), []).append(samples_N)
+        yield from ((source, np.unique(np.concatenate(parts))) for source, parts in sorted(found.items()))
+    elif entry.kind == "positions":
+        for start, stop in entry.ranges:
+            for first in range(start, stop, 1 << 16):
+                refs = plan.samples(np.arange(first, min(stop, first + (1 << 16))))
+                for source in np.unique(refs.source_N).tolist():
+                    yield source, np.asarray(refs.sample_N[refs.source_N == source], np.int64)
+    else:
+        source = sources.names.index(entry.source or "")
+        num_samples = int(sources.shard_samples(entry.source or "").sum())
+        ranges = ((0, num_samples),) if entry.kind in ("source", "segments") else entry.ranges
+        for start, stop in ranges:
+            yield source, np.arange(start, min(stop, num_samples))

@@ -1,0 +1,247 @@
+"""The verbs about a run's data: ``locate``, ``skip``, ``history``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .cli_options import Output, output_options
+from .errors import ConfigError, RefusedError
+
+if TYPE_CHECKING:
+    from .order.skips import SkipEntry
+    from .run_view import RunView
+
+__all__ = ["history", "locate", "parse_range", "skip"]
+
+_Folder = click.Path(file_okay=False, path_type=Path)
+
+
+def parse_range(text: str, option: str) -> tuple[int, int]:
+    """``A:B`` as a half-open range of whole numbers; ``A`` alone is ``A:A+1``.
+
+    Raises:
+        ConfigError: something else, or an empty range.
+    """
+    start, colon, stop = text.partition(":")
+    if start.isdecimal() and (stop.isdecimal() if colon else not stop):
+        first, last = int(start), int(stop) if colon else int(start) + 1
+        if first < last:
+            return first, last
+    raise ConfigError("TR-CLI-RANGE", f"no range: {text!r}", option, "A:B with 0 <= A < B; B itself is not in it")
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What ``locate`` is asked; exactly one of the first four is set."""
+
+    step: int | None
+    position: str | None
+    document: str | None
+    grep: str | None
+    branch: int | None
+    steps: str | None
+    stop_step: int | None
+    text: bool
+    root: tuple[str, ...]
+
+    def check(self) -> None:
+        asked = [self.step is not None, self.position is not None, self.document is not None, self.grep is not None]
+        if sum(asked) != 1:
+            raise ConfigError(
+                "TR-LOCATE-QUESTION", f"{sum(asked)} questions", "tokenreel locate",
+                "exactly one of --step, --position, --document, --grep",
+            )  # fmt: skip
+
+
+@click.command()
+@click.argument("path", type=_Folder)
+@click.option("--step", type=click.IntRange(min=0), help="What this step reads.")
+@click.option("--position", metavar="A:B", help="What lies at these positions of the order.")
+@click.option("--document", metavar="ID", help="Where and when a document (16 hex digits) is read.")
+@click.option("--grep", metavar="TEXT", help="What was read that holds this text.")
+@click.option("--branch", type=click.IntRange(min=0), help="As this branch saw it; default: the current one.")
+@click.option("--steps", metavar="A:B", help="With --grep: only these steps.")
+@click.option("--stop-step", type=click.IntRange(min=0), help="With --document: up to this step, done or not.")
+@click.option("--text", is_flag=True, help="With --step or --position: show the text of each segment.")
+@click.option("--root", multiple=True, metavar="[SOURCE=]FOLDER", help="Where the input files are.")
+@output_options
+def locate(output: Output, path: Path, **options: Any) -> None:
+    """Which documents did this step of a RUN see; which steps see this document; where does a DATASET hold it."""
+    from .runs import is_run
+
+    query = _Query(**options)
+    query.check()
+    if is_run(path):
+        from .run_view import open_run
+
+        result = _locate_in_run(open_run(path, query.branch), query)
+    else:
+        result = _locate_in_dataset(path, query)
+    from .run_text import located_text
+
+    if result.get("matches_ledger") is False:
+        output.note("warning: these are not the tokens that the ledger recorded for the step")
+    output.result(result, lambda: located_text(result))
+
+
+def _locate_in_run(view: RunView, query: _Query) -> dict[str, Any]:
+    from .grep import SegmentTexts, grep_run
+    from .lookup import document_steps, locate_positions, locate_step, parse_document
+    from .text.roots import parse_roots
+
+    roots = parse_roots(query.root)
+    if query.document is not None:
+        stop = view.next_position if query.stop_step is None else int(view.plan.first_position(query.stop_step))
+        return document_steps(view.plan, view.sources, parse_document(query.document), stop)
+    texts = SegmentTexts(view.sources.datasets, roots)
+    if query.grep is not None:
+        start, stop = (0, view.num_steps) if query.steps is None else parse_range(query.steps, "--steps")
+        return grep_run(view, query.grep, range(start, stop), texts)
+    if query.step is not None:
+        result = locate_step(view, query.step)
+    else:
+        result = locate_positions(view, *parse_range(query.position or "", "--position"))
+    if query.text:
+        texts.with_text(view.sources, result["samples"])
+    return result
+
+
+def _locate_in_dataset(path: Path, query: _Query) -> dict[str, Any]:
+    from .grep import SegmentTexts, grep_dataset
+    from .lookup import document_places, parse_document
+    from .shards.dataset import open_dataset
+    from .text.roots import parse_roots
+
+    dataset = open_dataset(path)
+    if query.document is not None:
+        return document_places(dataset, parse_document(query.document))
+    if query.grep is not None:
+        return grep_dataset(dataset, query.grep, SegmentTexts([dataset], parse_roots(query.root)))
+    raise ConfigError("TR-LOCATE-RUN", "a Dataset has no steps", str(path), "the folder of a run")
+
+
+@click.command()
+@click.argument("path", type=_Folder, metavar="RUN")
+@click.option("--steps", metavar="A:B", help="Drop the positions of these steps.")
+@click.option("--positions", metavar="A:B", help="Drop these positions.")
+@click.option("--document", multiple=True, metavar="ID", help="Cut a document (16 hex digits); may be repeated.")
+@click.option("--source", help="The source of --samples; alone: all of it.")
+@click.option("--samples", metavar="A:B", help="Cut these samples of --source.")
+@click.option("--mode", type=click.Choice(["mask", "drop"]), help="Default: drop for steps and positions, else mask.")
+@click.option("--reason", default="", help="Why; kept with the entry.")
+@click.option("--plan", "plan_only", is_flag=True, help="Say what would be cut, write nothing.")
+@output_options
+def skip(output: Output, path: Path, **options: Any) -> None:
+    """Cut data from a RUN's future: an immutable entry that acts from the run's next position on.
+
+    To cut what was read already, go back first: tokenreel rollback RUN --to STEP.
+    """
+    from .collateral import collateral_of
+    from .run_text import skip_text
+    from .run_view import open_run
+    from .runs import RunPaths, append_event, append_skips, lock_run
+
+    plan_only = bool(options.pop("plan_only"))
+    with lock_run(_existing_run(path)):
+        view = open_run(path)
+        entry = _skip_entry(view, options)
+        collateral = collateral_of(view.plan, view.sources, entry)
+        number = len(view.entries) + 1
+        if not plan_only:
+            paths = RunPaths(path)
+            (number,) = append_skips(paths, [entry])
+            append_event(
+                paths, "skip", view.branch.number, view.num_steps, number=number, mode=entry.mode, cut=entry.kind,
+                stamp=entry.stamp, reason=entry.reason,
+            )  # fmt: skip
+    result = {"number": number, "written": not plan_only, "entry": entry.to_json(), "collateral": collateral}
+    output.result(result, lambda: skip_text(result))
+
+
+def _existing_run(path: Path) -> Any:
+    """The paths of a run that is there: locking must not make a folder."""
+    from .runs import RunPaths, read_identity
+
+    paths = RunPaths(path)
+    read_identity(paths)
+    return paths
+
+
+def _skip_entry(view: RunView, options: dict[str, Any]) -> SkipEntry:
+    """The entry that the options ask for, stamped with the run's next position."""
+    from .lookup import parse_document
+    from .order.skips import SkipEntry
+
+    given = [name for name in ("steps", "positions", "document", "source") if options[name]]
+    if len(given) != 1 or (options["samples"] and given != ["source"]):
+        raise ConfigError(
+            "TR-SKIP-QUESTION", f"given: {', '.join(given) or 'nothing'}", "tokenreel skip",
+            "exactly one of --steps, --positions, --document, --source [--samples]",
+        )  # fmt: skip
+    kind, mode = given[0], options["mode"]
+    common = {"stamp": view.next_position, "reason": options["reason"], "evidence": {"by": "tokenreel skip"}}
+    if kind in ("steps", "positions"):
+        if mode == "mask":
+            raise ConfigError("TR-SKIP-MODE", "positions cannot be masked", f"--{kind}", "--mode drop")
+        ranges = (_future_positions(view, kind, options[kind]),)
+        return SkipEntry(kind="positions", mode="drop", source=None, ranges=ranges, documents=(), **common)
+    if kind == "document":
+        documents = tuple(sorted({parse_document(text) for text in options["document"]}))
+        _check_documents(view, documents)
+        return SkipEntry(kind="documents", mode=mode or "mask", source=None, ranges=(), documents=documents, **common)
+    source = options["source"]
+    if source not in view.sources.names:
+        raise ConfigError(
+            "TR-SKIP-SOURCE", f"no source {source!r}", "--source", f"one of {', '.join(view.sources.names)}"
+        )
+    num_samples = int(view.sources.shard_samples(source).sum())
+    start, stop = parse_range(options["samples"], "--samples") if options["samples"] else (0, num_samples)
+    if stop > num_samples:
+        raise ConfigError("TR-SKIP-SAMPLES", f"{source!r} has {num_samples} samples", "--samples", f"0:{num_samples}")
+    return SkipEntry(
+        kind="samples", mode=mode or "mask", source=source, ranges=((start, stop),), documents=(), **common
+    )
+
+
+def _check_documents(view: RunView, documents: Sequence[int]) -> None:
+    for document in documents:
+        if not view.sources.samples_of_document(document):
+            raise ConfigError(
+                "TR-SKIP-DOCUMENT", f"no Dataset of the run holds {document:016x}", "--document", "a known id"
+            )
+
+
+def _future_positions(view: RunView, kind: str, text: str) -> tuple[int, int]:
+    """The range of positions, which must lie ahead: an entry acts only from its stamp on."""
+    start, stop = parse_range(text, f"--{kind}")
+    step = start
+    if kind == "steps":
+        start, stop = int(view.plan.first_position(start)), int(view.plan.next_position(stop - 1))
+    elif start < view.next_position:
+        step = next((s for s in range(view.num_steps) if view.ledger_N["next_position"][s] > start), 0)
+    if start < view.next_position:
+        raise RefusedError(
+            "TR-SKIP-PAST",
+            f"position {start} was read already; the run stands at position {view.next_position}",
+            f"--{kind} {text}",
+            "positions that are still to come",
+            f"tokenreel rollback {view.paths.root} --to {step}",
+        )
+    return start, stop
+
+
+@click.command()
+@click.argument("path", type=_Folder, metavar="RUN")
+@output_options
+def history(output: Output, path: Path) -> None:
+    """Branches, spikes, cuts and resumes of a RUN as a timeline."""
+    from .history import history_of
+    from .run_text import history_text
+
+    result = history_of(_existing_run(path))
+    output.result(result, lambda: history_text(result))

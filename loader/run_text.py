@@ -1,0 +1,134 @@
+"""The answers of ``locate``, ``skip`` and ``history`` as text for people; the JSON form is the one to rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["history_text", "located_text", "skip_text"]
+
+
+def _clean(text: str) -> str:
+    """One line, without control characters: input files are not trusted with a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _origin(item: Mapping[str, Any]) -> str:
+    return f"{_clean(item['file'])} record {item['record']}"
+
+
+def located_text(result: Mapping[str, Any]) -> str:
+    """The text of any answer of ``locate``."""
+    if "samples" in result:
+        return "\n".join(_samples_lines(result))
+    if "hits" in result:
+        return "\n".join(_hit_lines(result))
+    if "readings" in result:
+        return "\n".join(_reading_lines(result))
+    return "\n".join(_place_lines(result))
+
+
+def _samples_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    if "step" in result:
+        done = {True: "as recorded", False: "NOT AS RECORDED", None: "not done yet"}[result["matches_ledger"]]
+        first, stop = result["first_position"], result["next_position"]
+        yield f"branch {result['branch']}, step {result['step']}: positions {first:,} .. {stop:,}, {done}"
+    elif result["cut"]:
+        yield f"cut: {', '.join(str(position) for position in result['cut'])}"
+    for sample in result["samples"]:
+        step = f"step {sample['step']}, " if "step" in sample else ""
+        yield (
+            f"{step}position {sample['position']:,}: {_clean(sample['source'])} sample {sample['sample']:,} "
+            f"(shard {sample['shard']}, epoch {sample['epoch']})"
+        )
+        for segment in sample["segments"]:
+            masked = "  masked" if segment["masked"] else ""
+            tokens = f"tokens {segment['token_start']}:{segment['token_stop']}"
+            yield f"  {segment['document']}  {tokens}  {_origin(segment)}  {_bytes(segment)}{masked}"
+            if "text" in segment:
+                yield f"    {_clean(segment['text'])}"
+
+
+def _bytes(segment: Mapping[str, Any]) -> str:
+    return f"bytes {segment['byte_start']}:{segment['byte_stop']}"
+
+
+def _hit_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    more = " (more were left out)" if result["truncated"] else ""
+    yield f"{len(result['hits'])} hits in {result['num_documents']:,} documents{more}"
+    for hit in result["hits"]:
+        step = f"step {hit['step']}, position {hit['position']:,}: " if "step" in hit else ""
+        masked = "  masked" if hit.get("masked") else ""
+        place = f"{_clean(hit['source'])} {_origin(hit)} bytes {hit['match_start']}:{hit['match_stop']}"
+        yield f"{step}{hit['document']}  {place}{masked}"
+
+
+def _reading_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield f"document {result['document']}: {len(result['steps'])} steps before position {result['stop_position']:,}"
+    for reading in result["readings"]:
+        masked = "  masked" if reading["masked"] else ""
+        sample = f"{_clean(reading['source'])} sample {reading['sample']:,}"
+        yield f"  step {reading['step']}, position {reading['position']:,}: {sample} {_bytes(reading)}{masked}"
+    if result["cut"]:
+        yield f"  cut at positions {', '.join(str(position) for position in result['cut'])}"
+
+
+def _place_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield f"document {result['document']}: {_clean(result['source'])} {_origin(result)}"
+    for segment in result["segments"]:
+        tokens = f"tokens {segment['token_start']}:{segment['token_stop']}"
+        yield f"  shard {segment['shard']} sample {segment['sample']:,} {tokens} {_bytes(segment)}"
+
+
+def _entry_line(entry: Mapping[str, Any]) -> str:
+    parts = [f"{entry['mode']} {entry['kind']}"]
+    if entry.get("source"):
+        parts.append(_clean(entry["source"]))
+    parts += [f"{start:,}:{stop:,}" for start, stop in entry.get("ranges") or ()]
+    documents = list(entry.get("documents") or ())
+    parts += [document if isinstance(document, str) else f"{document:016x}" for document in documents[:8]]
+    if len(documents) > 8:
+        parts.append(f"and {len(documents) - 8} more")
+    return f"{' '.join(parts)}, from position {entry['stamp']:,} on"
+
+
+def skip_text(result: Mapping[str, Any]) -> str:
+    """The text of ``skip``'s answer."""
+    collateral = result["collateral"]
+    sources = ", ".join(f"{_clean(name)} {count:,}" for name, count in collateral["by_source"].items()) or "none"
+    lines = [
+        f"{'entry' if result['written'] else 'would be entry'} {result['number']:06d}: {_entry_line(result['entry'])}",
+        f"  cuts {collateral['tokens']:,} tokens of {collateral['documents']:,} documents; samples touched: {sources}",
+    ]
+    if collateral["other_tokens"]:
+        tokens, documents = collateral["other_tokens"], collateral["other_documents"]
+        lines.append(f"  with them go {tokens:,} tokens of {documents:,} other documents in the same samples")
+    return "\n".join(lines)
+
+
+def history_text(result: Mapping[str, Any]) -> str:
+    """The timeline of ``history``."""
+    lines = [f"run {result['run_id']}, on branch {result['current_branch']}"]
+    for branch in result["branches"]:
+        left = "" if branch["parent"] is None else f" from branch {branch['parent']} at step {branch['from_step']}"
+        lines.append(f"branch {branch['branch']}{left}: {_clean(branch['reason'])}")
+        for attempt in branch["attempts"]:
+            if attempt["steps"] is not None:
+                start, stop = attempt["steps"]
+                losses = " -> ".join(attempt["losses"])
+                lines.append(f"  attempt {attempt['attempt']}: steps {start} .. {stop}, loss {losses}")
+        for skip in result["skips"]:
+            if skip["branch"] == branch["branch"]:
+                reason = f" ({_clean(skip['reason'])})" if skip.get("reason") else ""
+                lines.append(f"  cut {skip['number']:06d}: {_entry_line(skip)}{reason}")
+    if result["events"]:
+        lines.append("events")
+    for event in result["events"]:
+        when = datetime.fromtimestamp(event["time_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        shown = {key: value for key, value in event.items() if key not in ("kind", "branch", "step", "time_s")}
+        details = " ".join(f"{key}={_clean(str(value))[:80]}" for key, value in shown.items())
+        lines.append(
+            f"  {when}  branch {event['branch']} step {event['step']}  {_clean(event['kind'])} {details}".rstrip()
+        )
+    return "\n".join(lines)
