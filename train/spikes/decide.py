@@ -37,10 +37,22 @@ class Raised:
         return {"loss": self.mean_loss, "expected_loss": self.expected_loss, "z": self.z, "raised": self.raised}
 
 
-def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
-    """Is the mean of the steps since the alarm above the continued trend?
+def _distance(losses: Sequence[float], trend: Trend, first: int) -> tuple[float, float]:
+    """Expected mean of steps ``first .. first + n`` after the trend, and how many deviations their mean lies above it.
 
     The deviation holds the noise of such a mean and the error of the line itself.
+    """
+    ahead = first + (len(losses) + 1) / 2
+    deviation = math.hypot(trend.scale / math.sqrt(len(losses)), trend.error(ahead))
+    expected = trend.at(ahead)
+    return expected, (float(np.mean(losses)) - expected) / deviation
+
+
+def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
+    """Did the loss stay up since the alarm, against the continued trend?
+
+    The mean of all steps must lie ``threshold_z`` above it and the mean of the later half at least half as far: one
+    wild step is no spike that stays.
     """
     finite = [x for x in losses if math.isfinite(x)]
     if not finite or len(finite) < len(losses):
@@ -48,11 +60,10 @@ def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: floa
     mean = float(np.mean(finite))
     if trend is None:
         return Raised(mean, None, 0.0, False)
-    ahead = (len(finite) + 1) / 2
-    expected = trend.at(ahead)
-    deviation = math.hypot(trend.scale / math.sqrt(len(finite)), trend.error(ahead))
-    z = (mean - expected) / deviation
-    return Raised(mean, expected, z, z > threshold_z)
+    expected, z = _distance(finite, trend, 0)
+    half = len(finite) // 2
+    _, later_z = _distance(finite[half:], trend, half)
+    return Raised(mean, expected, z, z > threshold_z and later_z > threshold_z / 2)
 
 
 def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,9 +103,11 @@ class SeriesDetector:
         if len(self._history) < self._window // 2 + self._span - 1:
             return None
         values = np.asarray(self._history[-(self._window + self._span - 1) :], np.float64)
-        if self._span > 1:
-            values = np.convolve(values, np.full(self._span, 1 / self._span), "valid")
-        return fit_trend(values.tolist())
+        if self._span == 1:
+            return fit_trend(values)
+        means = fit_trend(np.convolve(values, np.full(self._span, 1 / self._span), "valid"))
+        # overlapping means are few independent ones: their own scale may come out too small by chance
+        return replace(means, scale=max(means.scale, fit_trend(values).scale / math.sqrt(self._span)))
 
     def read(self, record: StepRecord, sources: SourceMedians) -> Reading | None:
         """See ``Detector``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .records import StepRecord
 
@@ -42,7 +43,7 @@ class Trend:
         return float(self.scale * math.sqrt(1 / n + distance**2 / max(n * (n * n - 1) / 12, 1.0)))
 
 
-def fit_trend(values: Sequence[float]) -> Trend:
+def fit_trend(values: Sequence[float] | NDArray[np.float64]) -> Trend:
     """Least-squares line through equally spaced values (at least one) and the robust scale of what is left."""
     x = np.asarray(values, np.float64)
     n = len(x)

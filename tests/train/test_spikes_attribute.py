@@ -1,0 +1,192 @@
+"""The attribution rule on synthetic columns with known culprits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from train.spikes.attribute import (
+    CLIP,
+    EVIDENCE,
+    SegmentColumns,
+    attribute,
+    concatenate,
+    enough_baseline,
+    evidence,
+)
+from train.spikes.config import AttributionConfig
+
+CONFIG = AttributionConfig()
+POISON = {
+    # kind: shift of loss, of head gradient (factor), entropy, order gap and compression, as measured on real text
+    "noise": (3.0, 1.6, 1.0, 0.05, 0.9),
+    "repeat": (-2.5, 3.0, -3.0, 0.02, 0.05),
+    "shuffled": (2.2, 1.5, 0.0, 0.1, 0.75),
+}
+
+
+def _segments(
+    r: np.random.Generator, count: int, source: int, baseline: bool, kind: str | None = None, first: int = 1
+) -> SegmentColumns:
+    n = np.maximum(2, r.lognormal(4.2, 0.9, count)).astype(np.int64).clip(2, 255)
+    between = r.normal(0, 0.4, count)
+    loss = 3.6 + 0.3 * (source % 3) + between + r.normal(0, 1, count) * np.sqrt(6.0 / n)
+    entropy = np.minimum(np.log(n), 4.2) + r.normal(0, 0.2, count)
+    order = 1.5 + r.normal(0, 0.3, count) + r.normal(0, 1, count) / np.sqrt(n)
+    pull = np.exp(r.normal(0, 0.1, count)) * (1.0 + 2.0 / np.sqrt(n))
+    squeeze = 0.45 + r.normal(0, 0.05, count) + 3.0 / n
+    if kind is not None:
+        d_loss, factor, d_entropy, gap, ratio = POISON[kind]
+        loss, pull, entropy = loss + d_loss, pull * factor, np.maximum(entropy + d_entropy, 0.0)
+        order, squeeze = gap + r.normal(0, 0.05, count), np.full(count, ratio) + 3.0 / n
+    return SegmentColumns(
+        source_S=np.full(count, source, np.int32),
+        document_S=np.arange(first, first + count, dtype=np.uint64),
+        step_S=np.zeros(count, np.int64),
+        sample_S=np.zeros(count, np.int64),
+        num_labels_S=n,
+        baseline_S=np.full(count, baseline),
+        loss_S=loss,
+        token_variance_S=np.full(count, 6.0) * r.uniform(0.7, 1.3, count),
+        head_grad_S=pull * np.sqrt(n),
+        shuffled_S=loss + order,
+        entropy_S=entropy,
+        squeeze_S=squeeze,
+    )
+
+
+def _baseline(r: np.random.Generator, per_source: int = 400, sources: int = 3) -> list[SegmentColumns]:
+    return [_segments(r, per_source, s, True) for s in range(sources)]
+
+
+def _recall_and_false(columns: SegmentColumns, flagged: np.ndarray, poison_from: int) -> tuple[float, float]:
+    poison = columns.document_S >= poison_from
+    window = ~columns.baseline_S
+    n = columns.num_labels_S
+    return (
+        float(n[flagged & poison].sum() / n[poison].sum()),
+        float(n[flagged & ~poison].sum() / n[window & ~poison].sum()),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scattered_poison_is_found_and_innocents_are_spared(seed: int) -> None:
+    r = np.random.default_rng(seed)
+    parts = _baseline(r) + [_segments(r, 60, s, False, first=10_000 * (s + 1)) for s in range(3)]
+    parts += [
+        _segments(r, 10, s, False, kind, 10**6 + 1000 * s + 100 * k) for s in range(3) for k, kind in enumerate(POISON)
+    ]
+    columns = concatenate(parts)
+    found = attribute(columns, CONFIG)
+    recall, false = _recall_and_false(columns, found.flagged_S, 10**6)
+    assert recall >= 0.94
+    assert false <= 0.03
+    assert found.whole_sources == ()
+    assert set(found.documents) == set(columns.document_S[found.flagged_S].tolist())
+    assert found.flagged_tokens == int(columns.num_labels_S[found.flagged_S].sum())
+    assert not found.flagged_S[columns.baseline_S].any()
+
+
+def test_a_source_without_history_is_flagged_whole_or_not_at_all() -> None:
+    r = np.random.default_rng(1)
+    window = [_segments(r, 60, s, False, first=10_000 * (s + 1)) for s in range(3)]
+    planted = [_segments(r, 15, 7, False, kind, 10**6 + 100 * k) for k, kind in enumerate(POISON)]
+    planted.append(_segments(r, 15, 7, False, None, 10**6 + 900))  # some of it looks innocent
+    good = _segments(r, 60, 8, False, None, 2 * 10**6)
+    columns = concatenate([*_baseline(r), *window, *planted, good])
+    found = attribute(columns, CONFIG)
+    assert found.whole_sources == (7,)
+    assert found.flagged_S[columns.source_S == 7].all()
+    assert found.odd_share[7] > 0.2 > found.odd_share[8]
+    assert not any(10**6 <= d < 2 * 10**6 for d in found.documents)
+
+
+def test_a_few_early_segments_are_no_history() -> None:
+    r = np.random.default_rng(2)
+    early = _segments(r, 5, 7, True, "noise", 5 * 10**6)
+    planted = _segments(r, 30, 7, False, "noise", 10**6)
+    columns = concatenate([*_baseline(r), early, *[_segments(r, 50, s, False) for s in range(3)], planted])
+    assert attribute(columns, CONFIG).whole_sources == (7,)
+
+
+def test_a_document_is_judged_by_the_token_weighted_mean_of_its_segments() -> None:
+    r = np.random.default_rng(3)
+    one = _segments(r, 2, 0, False, "noise", 10**6)
+    one = dataclasses.replace(one, document_S=np.array([9, 9], np.uint64), num_labels_S=np.array([100, 300]))
+    columns = concatenate([*_baseline(r), one])
+    found = attribute(columns, CONFIG)
+    pieces = evidence(columns, CONFIG)
+    own = np.sqrt(np.mean([column[-2:] ** 2 for column in pieces.values()], axis=0))
+    assert found.score_S[-2:] == pytest.approx([np.average(own, weights=[100, 300])] * 2)
+
+
+def test_clean_tails_are_calibrated() -> None:
+    """About 5 % of clean segments exceed 1.0 in every piece of evidence, whatever its scale."""
+    r = np.random.default_rng(4)
+    columns = concatenate(_baseline(r, 800))
+    for name, column in evidence(columns, CONFIG).items():
+        share = float((column > 1.0).mean())
+        assert 0.03 <= share <= 0.07, name
+        assert column.min() >= 0
+        assert column.max() <= CLIP
+
+
+def test_short_segments_are_not_odd_by_nature() -> None:
+    r = np.random.default_rng(5)
+    columns = concatenate([*_baseline(r, 600), *[_segments(r, 300, s, False, first=10_000 * s) for s in range(3)]])
+    window, short, long = ~columns.baseline_S, columns.num_labels_S < 20, columns.num_labels_S >= 64
+    ours = evidence(columns, CONFIG)["surprise"] > 1.0
+    naive = np.abs(columns.loss_S - np.median(columns.loss_S))
+    naive_odd = naive > np.quantile(naive[columns.baseline_S & long], 0.95)
+    assert ours[window & short].mean() < 0.18
+    assert naive_odd[window & short].mean() > 1.5 * ours[window & short].mean()
+
+
+def test_every_piece_of_evidence_counts() -> None:
+    assert set(EVIDENCE) == {"surprise", "pull", "excess", "order", "squeeze"}
+    r = np.random.default_rng(6)
+    columns = concatenate([*_baseline(r), _segments(r, 30, 0, False, "noise", 10**6)])
+    for name, column in evidence(columns, CONFIG).items():
+        assert np.median(column[~columns.baseline_S]) > 1.0, name
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), shift=st.floats(-50, 50), scale=st.floats(0.01, 100))
+def test_the_rule_knows_no_units(seed: int, shift: float, scale: float) -> None:
+    """Shifting or scaling a column alike for everybody changes no score that is a z of its own bin."""
+    r = np.random.default_rng(seed)
+    columns = concatenate([*_baseline(r, 100), _segments(r, 10, 0, False, "noise", 10**6)])
+    moved = dataclasses.replace(
+        columns, head_grad_S=columns.head_grad_S * scale, squeeze_S=columns.squeeze_S * scale + shift
+    )
+    before, after = evidence(columns, CONFIG), evidence(moved, CONFIG)
+    np.testing.assert_allclose(after["pull"], before["pull"], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(after["squeeze"], before["squeeze"], rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_row_order_does_not_matter(seed: int) -> None:
+    r = np.random.default_rng(seed)
+    columns = concatenate(
+        [*_baseline(r, 80), *[_segments(r, 20, s, False, "repeat", 10**6 + 100 * s) for s in range(2)]]
+    )
+    order = r.permutation(len(columns))
+    mixed = SegmentColumns(**{f.name: getattr(columns, f.name)[order] for f in dataclasses.fields(columns)})
+    a, b = attribute(columns, CONFIG), attribute(mixed, CONFIG)
+    assert a.documents == b.documents
+    np.testing.assert_allclose(a.score_S[order], b.score_S, rtol=1e-9)
+
+
+def test_no_baseline_is_an_error_and_too_little_is_seen() -> None:
+    r = np.random.default_rng(7)
+    with pytest.raises(ValueError, match="baseline"):
+        attribute(_segments(r, 10, 0, False), CONFIG)
+    table = concatenate(_baseline(r, 300))
+    assert enough_baseline(table, [0, 1, 2], CONFIG)
+    assert not enough_baseline(table, [0, 1, 2, 3], CONFIG)
+    assert not enough_baseline(concatenate(_baseline(r, 299)), [0, 1, 2], CONFIG)
