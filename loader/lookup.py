@@ -81,15 +81,15 @@ def locate_positions(view: RunView, start: int, stop: int) -> dict[str, Any]:
             "TR-LOOKUP-RANGE", f"no range {start}:{stop}", "--position", "A:B with at most 65,536 positions"
         )
     positions_N = np.arange(start, stop)
-    steps = [view.plan.step_of(int(position)) for position in positions_N]
-    alive_N = np.array([step is not None for step in steps])
+    steps_N = view.plan.steps_of(positions_N)
+    alive_N = steps_N >= 0
     batch = read_positions(view.plan, view.sources, positions_N[alive_N])
     samples = _samples(view.sources, batch.positions_B, batch.epoch_B, batch.segments)
     return {
         "branch": view.branch.number,
         "positions": [start, stop],
         "cut": positions_N[~alive_N].tolist(),
-        "samples": [{"step": steps[sample["position"] - start], **sample} for sample in samples],
+        "samples": [{"step": int(steps_N[sample["position"] - start]), **sample} for sample in samples],
     }
 
 
@@ -148,14 +148,13 @@ def document_steps(plan: Plan, sources: Sources, document: int, stop_position: i
     found: list[NDArray[np.int64]] = []
     for name, samples_N in places:
         if name in sources.names:
-            source = sources.names.index(name)
-            found += [np.asarray(plan.positions_of_sample(source, int(sample), stop_position)) for sample in samples_N]
+            found.append(plan.positions_of_samples(name, samples_N, stop_position)[0])
     positions_N = np.unique(np.concatenate([np.empty(0, np.int64), *found]))
-    steps = [plan.step_of(int(position)) for position in positions_N]
-    alive_N = np.array([step is not None for step in steps], np.bool_)
+    steps_N = plan.steps_of(positions_N)
+    alive_N = steps_N >= 0
     segments = read_segments(plan, sources, positions_N[alive_N])
     segments = segments.take(segments.document_id_S == np.uint64(document))
-    step_at = dict(zip(positions_N.tolist(), steps, strict=True))
+    step_at = dict(zip(positions_N.tolist(), steps_N.tolist(), strict=True))
     readings = [
         {
             "step": step_at[position],

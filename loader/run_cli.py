@@ -15,10 +15,11 @@ from .errors import ConfigError, RefusedError
 if TYPE_CHECKING:
     from .order.skips import SkipEntry
     from .run_view import RunView
+    from .runs import RunPaths
 
 __all__ = ["history", "locate", "parse_range", "skip"]
 
-_Folder = click.Path(file_okay=False, path_type=Path)
+_Folder = click.Path(file_okay=False)
 
 
 def parse_range(text: str, option: str) -> tuple[int, int]:
@@ -59,7 +60,7 @@ class _Query:
 
 
 @click.command()
-@click.argument("path", type=_Folder)
+@click.argument("folder", type=_Folder, metavar="PATH")
 @click.option("--step", type=click.IntRange(min=0), help="What this step reads.")
 @click.option("--position", metavar="A:B", help="What lies at these positions of the order.")
 @click.option("--document", metavar="ID", help="Where and when a document (16 hex digits) is read.")
@@ -70,11 +71,11 @@ class _Query:
 @click.option("--text", is_flag=True, help="With --step or --position: show the text of each segment.")
 @click.option("--root", multiple=True, metavar="[SOURCE=]FOLDER", help="Where the input files are.")
 @output_options
-def locate(output: Output, path: Path, **options: Any) -> None:
+def locate(output: Output, folder: str, **options: Any) -> None:
     """Which documents did this step of a RUN see; which steps see this document; where does a DATASET hold it."""
     from .runs import is_run
 
-    query = _Query(**options)
+    path, query = Path(folder), _Query(**options)
     query.check()
     if is_run(path):
         from .run_view import open_run
@@ -126,7 +127,7 @@ def _locate_in_dataset(path: Path, query: _Query) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("path", type=_Folder, metavar="RUN")
+@click.argument("folder", type=_Folder, metavar="RUN")
 @click.option("--steps", metavar="A:B", help="Drop the positions of these steps.")
 @click.option("--positions", metavar="A:B", help="Drop these positions.")
 @click.option("--document", multiple=True, metavar="ID", help="Cut a document (16 hex digits); may be repeated.")
@@ -136,24 +137,27 @@ def _locate_in_dataset(path: Path, query: _Query) -> dict[str, Any]:
 @click.option("--reason", default="", help="Why; kept with the entry.")
 @click.option("--plan", "plan_only", is_flag=True, help="Say what would be cut, write nothing.")
 @output_options
-def skip(output: Output, path: Path, **options: Any) -> None:
+def skip(output: Output, folder: str, **options: Any) -> None:
     """Cut data from a RUN's future: an immutable entry that acts from the run's next position on.
 
     To cut what was read already, go back first: tokenreel rollback RUN --to STEP.
     """
     from .collateral import collateral_of
+    from .order.skips import SkipList
+    from .run_config import build_plan
     from .run_text import skip_text
     from .run_view import open_run
-    from .runs import RunPaths, append_event, append_skips, lock_run
+    from .runs import append_event, append_skips, lock_run
 
     plan_only = bool(options.pop("plan_only"))
-    with lock_run(_existing_run(path)):
-        view = open_run(path)
+    paths = _existing_run(folder)
+    with lock_run(paths):
+        view = open_run(paths.root)
         entry = _skip_entry(view, options)
+        build_plan(view.data, view.sources, SkipList((*view.entries, entry)))  # refuses what would leave nothing
         collateral = collateral_of(view.plan, view.sources, entry)
         number = len(view.entries) + 1
         if not plan_only:
-            paths = RunPaths(path)
             (number,) = append_skips(paths, [entry])
             append_event(
                 paths, "skip", view.branch.number, view.num_steps, number=number, mode=entry.mode, cut=entry.kind,
@@ -163,11 +167,11 @@ def skip(output: Output, path: Path, **options: Any) -> None:
     output.result(result, lambda: skip_text(result))
 
 
-def _existing_run(path: Path) -> Any:
+def _existing_run(folder: str) -> RunPaths:
     """The paths of a run that is there: locking must not make a folder."""
     from .runs import RunPaths, read_identity
 
-    paths = RunPaths(path)
+    paths = RunPaths(Path(folder))
     read_identity(paths)
     return paths
 
@@ -184,28 +188,32 @@ def _skip_entry(view: RunView, options: dict[str, Any]) -> SkipEntry:
             "exactly one of --steps, --positions, --document, --source [--samples]",
         )  # fmt: skip
     kind, mode = given[0], options["mode"]
-    common = {"stamp": view.next_position, "reason": options["reason"], "evidence": {"by": "tokenreel skip"}}
+    common: dict[str, Any] = {
+        "stamp": view.next_position,
+        "reason": options["reason"],
+        "evidence": {"by": "tokenreel skip"},
+    }
     if kind in ("steps", "positions"):
         if mode == "mask":
             raise ConfigError("TR-SKIP-MODE", "positions cannot be masked", f"--{kind}", "--mode drop")
         ranges = (_future_positions(view, kind, options[kind]),)
-        return SkipEntry(kind="positions", mode="drop", source=None, ranges=ranges, documents=(), **common)
+        return SkipEntry(kind="positions", mode="drop", ranges=ranges, **common)
     if kind == "document":
         documents = tuple(sorted({parse_document(text) for text in options["document"]}))
         _check_documents(view, documents)
-        return SkipEntry(kind="documents", mode=mode or "mask", source=None, ranges=(), documents=documents, **common)
+        return SkipEntry(kind="documents", mode=mode or "mask", documents=documents, **common)
     source = options["source"]
     if source not in view.sources.names:
         raise ConfigError(
             "TR-SKIP-SOURCE", f"no source {source!r}", "--source", f"one of {', '.join(view.sources.names)}"
         )
+    if not options["samples"] and mode != "drop":
+        return SkipEntry(kind="source", mode="mask", source=source, **common)
     num_samples = int(view.sources.shard_samples(source).sum())
     start, stop = parse_range(options["samples"], "--samples") if options["samples"] else (0, num_samples)
     if stop > num_samples:
         raise ConfigError("TR-SKIP-SAMPLES", f"{source!r} has {num_samples} samples", "--samples", f"0:{num_samples}")
-    return SkipEntry(
-        kind="samples", mode=mode or "mask", source=source, ranges=((start, stop),), documents=(), **common
-    )
+    return SkipEntry(kind="samples", mode=mode or "mask", source=source, ranges=((start, stop),), **common)
 
 
 def _check_documents(view: RunView, documents: Sequence[int]) -> None:
@@ -236,12 +244,12 @@ def _future_positions(view: RunView, kind: str, text: str) -> tuple[int, int]:
 
 
 @click.command()
-@click.argument("path", type=_Folder, metavar="RUN")
+@click.argument("folder", type=_Folder, metavar="RUN")
 @output_options
-def history(output: Output, path: Path) -> None:
+def history(output: Output, folder: str) -> None:
     """Branches, spikes, cuts and resumes of a RUN as a timeline."""
     from .history import history_of
     from .run_text import history_text
 
-    result = history_of(_existing_run(path))
+    result = history_of(_existing_run(folder))
     output.result(result, lambda: history_text(result))

@@ -129,7 +129,7 @@ def build_plan(data: DataConfig, sources: Sources, skips: SkipList) -> Plan:
                 f"one of {', '.join(sources.names)}",
             )
     config = PlanConfig(
-        sources=tuple(SourceShape(name, tuple(sources.shard_samples(name).tolist())) for name in sources.names),
+        sources=tuple(SourceShape(name, sources.shard_samples(name)) for name in sources.names),
         seed=data.seed,
         stages=tuple(MixtureStage(stage.start, dict(stage.weights)) for stage in stages),
         batch=tuple(BatchStage(stage.start, stage.global_batch) for stage in data.batch),

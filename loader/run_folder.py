@@ -27,6 +27,7 @@ __all__ = [
     "RunPaths",
     "append_event",
     "create_run",
+    "finite_json",
     "is_run",
     "lock_run",
     "read_config",
@@ -202,7 +203,7 @@ def read_config(paths: RunPaths) -> dict[str, Any]:
 def append_event(paths: RunPaths, kind: str, branch: int, step: int, **details: Any) -> None:
     """Append an event durably; the caller holds the lock. NaN and infinities in ``details`` become strings."""
     event = {"kind": kind, "branch": branch, "step": step, "time_s": round(time.time(), 3), **details}
-    append_sealed_line(paths.events, _finite(event))
+    append_sealed_line(paths.events, finite_json(event))
 
 
 def read_events(paths: RunPaths) -> tuple[dict[str, Any], ...]:
@@ -214,13 +215,14 @@ def read_events(paths: RunPaths) -> tuple[dict[str, Any], ...]:
     return read_sealed_lines(paths.events).values
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
+    """``value`` as JSON can hold it: NaN and infinities become strings, numpy scalars Python numbers."""
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, np.integer):
         return int(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value

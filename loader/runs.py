@@ -23,6 +23,7 @@ from .run_folder import (
     RunPaths,
     append_event,
     create_run,
+    finite_json,
     is_run,
     lock_run,
     read_config,
@@ -122,7 +123,7 @@ def open_branch(
         from_position=from_position,
         first_skip=len(read_skips(paths)) + 1,
         reason=reason,
-        skips=tuple(entry.to_json() for entry in entries),
+        skips=tuple(finite_json(entry.to_json()) for entry in entries),
     )
     write_sealed(paths.branches, {"branches": [*(old.to_json() for old in branches), branch.to_json()]})
     materialise_skips(paths)
@@ -190,7 +191,7 @@ def append_skips(paths: RunPaths, entries: Sequence[SkipEntry]) -> list[int]:
     materialise_skips(paths)
     first = len(_skip_values(paths)) + 1
     for number, entry in enumerate(entries, first):
-        write_sealed(_skip_path(paths, number), {"number": number, "entry": entry.to_json()})
+        write_sealed(_skip_path(paths, number), {"number": number, "entry": finite_json(entry.to_json())})
     return list(range(first, first + len(entries)))
 
 

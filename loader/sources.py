@@ -42,6 +42,11 @@ class Sources:
     digests: tuple[str, ...]
 
     @property
+    def digest_by_source(self) -> dict[str, str]:
+        """The digest of the Dataset that holds each source, as a Cursor wants them."""
+        return {name: self.digests[number] for name, number in zip(self.names, self.dataset_of, strict=True)}
+
+    @property
     def place(self) -> str:
         """The folders, for messages."""
         return ", ".join(str(dataset.path) for dataset in self.datasets)

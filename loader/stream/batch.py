@@ -268,7 +268,9 @@ def _segments_of(plan: Plan, sources: Sources, positions_B: _Ints, refs: SampleR
         parts.append(_part(table, source, rows, positions_B, np.asarray(refs.sample_N, np.int64)))
     segments = _concatenate(parts)
     segments = segments.take(np.argsort(segments.sample_index_S, kind="stable"))
-    masked_S = plan.mask_of(segments.position_S, segments.source_S, segments.segment_S, segments.document_id_S)
+    masked_S = plan.mask_of(
+        segments.position_S, segments.source_S, segments.sample_S, segments.segment_S, segments.document_id_S
+    )
     return replace(segments, masked_S=masked_S & ~segments.padding_S)
 
 

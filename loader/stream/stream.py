@@ -103,7 +103,7 @@ class Stream(Iterator[Batch]):
         """Where the stream stands: what was handed out, not what was prefetched. Equal on every rank."""
         from ..order.cursor import make_cursor
 
-        return make_cursor(self.plan, self.sources.digests, self._next_step)
+        return make_cursor(self.plan, self.sources.digest_by_source, next_step=self._next_step)
 
     def state_dict(self) -> dict[str, Any]:
         """The Cursor as a JSON-able dictionary, below 1 KB and free of rank and world size."""
@@ -124,7 +124,7 @@ class Stream(Iterator[Batch]):
     def _seek(self, cursor: Cursor) -> None:
         from ..order.cursor import check_cursor
 
-        check_cursor(cursor, self.plan, self.sources.digests)
+        check_cursor(cursor, self.plan, self.sources.digest_by_source)
         self._next_step = cursor.next_step
 
     def _stop(self) -> None:
