@@ -40,6 +40,7 @@ __all__ = [
     "prune",
     "remove_unfinished",
     "save_checkpoint",
+    "unpin",
     "verify_checkpoint",
 ]
 
@@ -214,6 +215,11 @@ def pin(checkpoint: Checkpoint) -> None:
     path = _pin_path(checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+
+
+def unpin(checkpoint: Checkpoint) -> None:
+    """Undo :func:`pin`."""
+    _pin_path(checkpoint).unlink(missing_ok=True)
 
 
 def is_pinned(checkpoint: Checkpoint) -> bool:

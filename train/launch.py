@@ -1,4 +1,4 @@
-"""How a training process starts, and the only place in ``train`` that reads environment variables.
+"""How a training process starts, and the only place in ``train`` that reads environment variables. No torch at import.
 
 ``tokenreel train`` replaces itself by ``python -m train.main`` with the variables that torchrun would set, so that one
 process and many take the same path. PYTHONSAFEPATH=1 keeps a user's own ``train.py`` from shadowing the package.
@@ -8,54 +8,36 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import NoReturn
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import HashStore
-
-from loader.errors import RefusedError
 from loader.settings import child_environment
 
-__all__ = ["World", "child_command", "exec_training", "training_environment", "under_torchrun", "world"]
-
-_TIMEOUT_S = 600
+__all__ = ["Place", "child_command", "exec_training", "place", "training_environment", "under_torchrun"]
 
 
 @dataclass(frozen=True)
-class World:
-    """The process group.
-
-    Attributes:
-        rank: of this process. size: number of processes. attempt: restarts that torchrun has made.
-    """
+class Place:
+    """Where a process stands: its rank, the number of processes, and how often torchrun restarted them."""
 
     rank: int = 0
     size: int = 1
-    attempt: int = 0
-
-    def sum_(self, tensor: Tensor) -> None:
-        """Sum over ranks in place."""
-        if dist.is_initialized():
-            dist.all_reduce(tensor)
-
-    def sum_int(self, value: int) -> int:
-        """Sum of one exact number over ranks."""
-        if self.size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.int64)
-        dist.all_reduce(tensor)
-        return int(tensor)
+    restarts: int = 0
 
 
 def under_torchrun() -> bool:
     """Whether torchrun (or our own launcher) set this process's place."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def place() -> Place:
+    """The place that the environment gives this process; a world of one when it says nothing."""
+    return Place(
+        int(os.environ.get("RANK", "0")),
+        int(os.environ.get("WORLD_SIZE", "1")),
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )
 
 
 def training_environment(threads: int) -> dict[str, str]:
@@ -66,7 +48,7 @@ def training_environment(threads: int) -> dict[str, str]:
 
 
 def child_command(arguments: Sequence[str]) -> list[str]:
-    """The command that trains: ``python -m train.main ARGUMENTS``."""
+    """The command that trains: ``python -m train.main ARGUMENTS``, the arguments being those of ``tokenreel``."""
     return [sys.executable, "-m", "train.main", *arguments]
 
 
@@ -75,27 +57,3 @@ def exec_training(arguments: Sequence[str], threads: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, child_command(arguments), training_environment(threads))  # noqa: S606 - no shell wanted
-
-
-@contextmanager
-def world(device: str) -> Iterator[World]:
-    """Join the process group of the environment (a world of one when there is none) and leave it in order.
-
-    Raises:
-        RefusedError: more than one process; data parallel training has no parity test yet.
-    """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if size != 1:
-        raise RefusedError(
-            "TR-LAUNCH-WORLD", f"{size} processes", expected="one process: parallel training is not there yet"
-        )
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    # A world of one needs no port: two runs on one machine cannot collide.
-    dist.init_process_group(
-        backend, store=HashStore(), rank=rank, world_size=size, timeout=timedelta(seconds=_TIMEOUT_S)
-    )
-    try:
-        yield World(rank, size, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-        dist.barrier()  # leaving while a peer still sends aborts it
-    finally:
-        dist.destroy_process_group()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .inputs import InputOptions, micro_batches, to_inputs
-from .launch import World
 from .model import Decoder
 from .optim import Norms, Optimizer
 from .spikes.records import StepRecord
+from .world import World
 
 if TYPE_CHECKING:
     from loader.stream.batch import Batch

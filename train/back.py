@@ -1,0 +1,47 @@
+"""``rollback RUN --to STEP``: a new branch at an older checkpoint; nothing is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loader.errors import DamageError, RefusedError
+from loader.run_folder import RunPaths, append_event, lock_run, read_identity
+from loader.runs import materialise_skips, open_branch, read_branches
+
+from .checkpoint import pin
+from .lineage import lineage_checkpoints, newest_valid
+
+__all__ = ["roll_back"]
+
+
+def roll_back(run: Path, step: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Open a branch at the newest valid checkpoint of the current branch with at most ``step`` steps.
+
+    Raises:
+        ConfigError: no run there.
+        RefusedError: the run is being trained, or no checkpoint is that old.
+    """
+    paths = RunPaths(run)
+    read_identity(paths)
+    with lock_run(paths):
+        materialise_skips(paths)
+
+        def damaged(error: DamageError) -> None:
+            say(f"damaged checkpoint, left alone: {error}")
+
+        branches = read_branches(paths)
+        checkpoint = newest_valid(paths.checkpoints, branches, step, damaged)
+        if checkpoint is None:
+            steps = [str(known.facts.step) for known in lineage_checkpoints(paths.checkpoints, branches)]
+            expected = f"one of {', '.join(steps)}" if steps else "a run with checkpoints"
+            raise RefusedError("TR-ROLLBACK-NONE", f"no valid checkpoint at or before step {step}", str(run), expected)
+        pin(checkpoint)
+        facts = checkpoint.facts
+        position = int(facts.cursor["next_position"])
+        branch = open_branch(paths, facts.step, position, f"rollback --to {step}")
+        details = {"from_branch": branches[-1].number, "action": "rollback", "asked_step": step}
+        append_event(paths, "rollback", branch.number, facts.step, **details)
+    name = checkpoint.path.name
+    return {"branch": branch.number, "step": facts.step, "position": position, "checkpoint": name}

@@ -1,0 +1,112 @@
+"""The verbs ``train``, ``rollback`` and ``replay``. torch is imported only by the process that computes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loader.cli_options import CommonOptions, Output, common_options, output_options
+from loader.errors import ConfigError
+from loader.settings import load_config
+
+from .config import TrainConfig
+from .launch import exec_training, under_torchrun
+
+if TYPE_CHECKING:
+    from .loop import RunResult
+
+__all__ = ["replay", "rollback", "train"]
+
+_PATH: Any = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("config", type=_PATH)
+@common_options
+def train(options: CommonOptions, config: Path) -> int:
+    """Train as CONFIG says; the same command again resumes. Ctrl-C and SIGTERM save first."""
+    loaded = load_config(config, TrainConfig, options.all_overrides("run.threads"))
+    if options.plan:
+        return _show_plan(options.output, loaded)
+    if not under_torchrun():
+        flags = [flag for flag, given in (("--json", options.output.json), ("--quiet", options.output.quiet)) if given]
+        overrides = [word for override in options.all_overrides("run.threads") for word in ("--set", override)]
+        debug = ["--debug"] if "--debug" in sys.argv[1:2] else []
+        exec_training([*debug, "train", str(config), *overrides, *flags], loaded.config.run.threads)
+    from .process import train_process
+
+    result, code = train_process(loaded, options.output.note)
+    options.output.result({**vars(result), "run": str(loaded.path.parent / loaded.config.output)}, _text(result))
+    return code
+
+
+def _text(result: RunResult) -> str:
+    loss = "no loss" if result.loss is None else f"loss {result.loss:.4f}"
+    return f"{result.outcome}: {result.step} steps, branch {result.branch}, {loss}, {result.rollbacks} rollbacks"
+
+
+def _show_plan(output: Output, loaded: Any) -> int:
+    from .job import open_job_sources, resolve_job
+
+    job = resolve_job(loaded)
+    sources = open_job_sources(job)
+    batch = job.config.data.batch[0].global_batch
+    tokens = {name: sources.info(name).num_tokens for name in sources.names}
+    facts = {
+        "run": str(job.paths.root),
+        "digest": loaded.digest,
+        "steps": job.config.steps,
+        "tokens_per_step": batch * sources.seq_len,
+        "source_tokens": tokens,
+        "datasets": list(sources.digests),
+    }
+    output.result(facts, lambda: "\n".join(f"{key}: {value}" for key, value in facts.items()))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=_PATH)
+@click.option("--to", "step", required=True, type=click.IntRange(min=0), help="Newest checkpoint at or before it.")
+@output_options
+def rollback(output: Output, run: Path, step: int) -> int:
+    """Move RUN back to the newest checkpoint at or before a step; its history is kept."""
+    from .back import roll_back
+
+    facts = roll_back(run, step, output.note)
+    output.result(
+        facts,
+        f"branch {facts['branch']} begins at step {facts['step']}, position {facts['position']} "
+        f"(checkpoint {facts['checkpoint']})\nnext: tokenreel skip {run} ..., or: tokenreel train CONFIG",
+    )
+    return 0
+
+
+def _parse_steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not first.isdigit() or (last and not last.isdigit()):
+        raise ConfigError("TR-USAGE", f"no range of steps: {text!r}", "--steps", "A:B, half-open, or one step")
+    start = int(first)
+    stop = int(last) if last else start + 1
+    if stop <= start:
+        raise ConfigError("TR-USAGE", f"an empty range of steps: {text!r}", "--steps", "A:B with A < B")
+    return start, stop
+
+
+@click.command()
+@click.argument("run", type=_PATH)
+@click.option("--steps", required=True, help="A:B, half-open.")
+@click.option("--checkpoint", default=None, help="A folder below RUN/checkpoints; default: the newest before A.")
+@click.option("--branch", default=None, type=click.IntRange(min=0), help="Default: the current one.")
+@click.option("--text/--no-text", default=True, help="Look up and print the text of each segment.")
+@output_options
+def replay(output: Output, run: Path, steps: str, checkpoint: str | None, branch: int | None, text: bool) -> int:
+    """The identical batches again: text, loss and head gradient norm of each segment."""
+    from .replay import Replay, replay_run, replay_text
+
+    start, stop = _parse_steps(steps)
+    found = replay_run(Replay(run, start, stop, checkpoint, branch, text), output.note)
+    output.result(found, lambda: replay_text(found))
+    return 0

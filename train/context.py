@@ -1,0 +1,109 @@
+"""What the training loop lends to an investigation: frozen weights, batches and names, without touching the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loader.errors import ConfigError, DamageError
+from loader.runs import read_branches
+from loader.sources import Sources
+from loader.stream.batch import read_batch
+
+from .checkpoint import Checkpoint, load_tensors
+from .inputs import to_inputs
+from .job import Job
+from .lineage import newest_valid
+from .spikes.records import FrozenModel
+from .state import build_model, input_options
+
+if TYPE_CHECKING:
+    from loader.order.plan import Plan
+    from loader.stream.batch import Batch
+
+__all__ = ["RunContext", "frozen_model", "vocabulary_bytes"]
+
+
+def frozen_model(job: Job, sources: Sources, checkpoint: Checkpoint) -> FrozenModel:
+    """The weights of a verified checkpoint in a model of their own; the global random state stays as it is.
+
+    Raises:
+        DamageError: it holds no tensors of this model.
+    """
+    model = build_model(job.config, sources)
+    load_tensors(checkpoint, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
+    options = input_options(job.config, sources)
+
+    @torch.no_grad()
+    def hidden(batch: Batch) -> torch.Tensor:
+        with model.precision.autocast(options.device):
+            return model.hidden(to_inputs(batch, options))
+
+    facts = checkpoint.facts
+    return FrozenModel(facts.step, int(facts.cursor["next_position"]), hidden, model.head.weight.detach())
+
+
+def vocabulary_bytes(sources: Sources) -> list[bytes] | None:
+    """The bytes of each token id, or None when the first Dataset carries no tokenizer."""
+    from loader.text.tokenizers import load_tokenizer
+
+    folder = sources.datasets[0].path / "tokenizer"
+    if not folder.is_dir():
+        return None
+    tokenizer = load_tokenizer(folder)
+    return [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
+
+
+class RunContext:
+    """Implements ``InvestigationContext`` for one branch of a run.
+
+    Args:
+        job: the run. sources: its Datasets. plan: as the branch sees it.
+        damaged: told of each damaged checkpoint met on the way.
+    """
+
+    def __init__(self, job: Job, sources: Sources, plan: Plan, damaged: Callable[[DamageError], None]) -> None:
+        self._job, self._sources, self._plan, self._damaged = job, sources, plan, damaged
+        self._token_bytes: list[bytes] | None = None
+        self._asked = False
+
+    def load_frozen(self, step: int) -> FrozenModel | None:
+        """The newest valid checkpoint whose next step is <= ``step``, on the current branch; None if there is none."""
+        paths = self._job.paths
+        checkpoint = newest_valid(paths.checkpoints, read_branches(paths), step, self._damaged)
+        return None if checkpoint is None else frozen_model(self._job, self._sources, checkpoint)
+
+    def read_batch(self, step: int) -> Batch:
+        """The whole global batch of a step of the current branch, as the run saw it."""
+        return read_batch(self._plan, self._sources, step)
+
+    def positions_of_steps(self, start: int, stop: int) -> tuple[int, int]:
+        """The positions ``[first, next)`` that the steps ``[start, stop)`` consumed."""
+        return int(self._plan.first_position(start)), int(self._plan.next_position(stop - 1))
+
+    def source_names(self) -> Sequence[str]:
+        """The plan's sources; ``Batch.source_B`` indexes it."""
+        return self._sources.names
+
+    def token_bytes(self) -> Sequence[bytes] | None:
+        """The bytes of each token id; None where the Dataset carries no tokenizer."""
+        if not self._asked:
+            self._token_bytes, self._asked = vocabulary_bytes(self._sources), True
+        return self._token_bytes
+
+    def names(self, documents: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
+        """Origins for the report: id -> {source, file, record, record_start}; unknown ids are left out."""
+        from loader.lookup import document_places
+
+        found: dict[int, Mapping[str, Any]] = {}
+        for document in documents:
+            for dataset in self._sources.datasets:
+                try:
+                    place = document_places(dataset, document)
+                except ConfigError:  # another Dataset of the run holds it
+                    continue
+                found[document] = {key: place[key] for key in ("source", "file", "record", "record_start")}
+                break
+        return found

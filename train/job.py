@@ -1,0 +1,185 @@
+"""From a configuration file to a run's folder: paths made relative, the folder made or compared.
+
+What shapes parameters or positions is fixed when the run begins. ``steps``, ``checkpoint``, ``evaluate``,
+``validation`` and ``spikes`` may change at any start; Datasets, mixture and batch sizes may change where they act only
+later, which the Cursor of the checkpoint that the run resumes from decides.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loader.canonical import canonical_json
+from loader.config_check import check
+from loader.errors import ConfigError, DamageError, RefusedError
+from loader.files import write_atomic
+from loader.run_folder import RunPaths, create_run, read_config, read_identity
+from loader.run_view import dataset_entries, relative_datasets
+from loader.settings import Loaded, to_plain
+from loader.sources import Sources, open_sources
+from loader.yaml_tree import parse_yaml
+
+from .config import TrainConfig
+
+__all__ = ["Changes", "Job", "establish", "job_of_run", "open_job_sources", "resolve_job", "write_job_file"]
+
+_FREE = ("steps", "checkpoint", "evaluate", "validation", "spikes")
+_LATER = ("data.datasets", "data.mixture", "data.batch")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job with everything relative to its RUN folder.
+
+    Attributes:
+        config: with ``data.datasets`` and ``validation`` relative to the run's folder.
+        paths: of the run's folder.
+        semantic: what ``RUN/config.yaml`` holds: the configuration without ``output`` and ``run``.
+    """
+
+    config: TrainConfig
+    paths: RunPaths
+    semantic: dict[str, Any]
+
+    def folders(self, relative: Sequence[str]) -> list[Path]:
+        """Folders given relative to the run's, which need not exist yet."""
+        return [Path(os.path.normpath(self.paths.root / folder)) for folder in relative]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Keys in which a job differs from what its run's folder holds.
+
+    Attributes:
+        free: may change at any start. later: may change if they act only later.
+    """
+
+    free: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+
+def _stored_form(config: TrainConfig) -> dict[str, Any]:
+    plain = to_plain(config)
+    assert isinstance(plain, dict)
+    return {key: value for key, value in plain.items() if key not in ("output", "run")}
+
+
+def resolve_job(loaded: Loaded[TrainConfig]) -> Job:
+    """The job of a configuration file; relative paths count from the file's folder."""
+    base, config = loaded.path.parent, loaded.config
+    root = base / config.output
+    data = replace(config.data, datasets=tuple(relative_datasets(config.data.datasets, base, root)))
+    validation = tuple(relative_datasets(config.validation, base, root))
+    config = replace(config, data=data, validation=validation)
+    return Job(config, RunPaths(root), _stored_form(config))
+
+
+def job_of_run(root: Path) -> Job:
+    """The job that a run's own folder describes, for verbs that take a RUN.
+
+    Raises:
+        ConfigError: no run there. DamageError: its configuration is damaged.
+    """
+    paths = RunPaths(root)
+    read_identity(paths)
+    semantic = read_config(paths)
+    text = canonical_json({**semantic, "output": "."}).decode("utf-8")
+    problems: list[str] = []
+    node = parse_yaml(text, str(paths.config), problems)
+    config = check(node, TrainConfig, problems) if node is not None else None
+    if problems or not isinstance(config, TrainConfig):
+        message = "; ".join(problems) or "no configuration"
+        raise DamageError("TR-RUN-CONFIG", message, str(paths.config), "a training configuration")
+    return Job(config, paths, semantic)
+
+
+def open_job_sources(job: Job) -> Sources:
+    """Open the Datasets of a job.
+
+    Raises:
+        ConfigError: one is not there. DamageError, RefusedError: it is damaged, or does not fit the others.
+    """
+    from loader.shards.dataset import open_dataset
+
+    folders = job.folders(job.config.data.datasets)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(
+                "TR-TRAIN-DATASET", "no Dataset there", str(folder), "a folder that `build` made",
+                "tokenreel build CONFIG",
+            )  # fmt: skip
+    return open_sources([open_dataset(folder) for folder in folders])
+
+
+def _differences(here: Any, there: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """(key path, value here, value there) of every leaf that differs."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        keys = sorted({*here, *there})
+        return [
+            difference
+            for key in keys
+            for difference in _differences(here.get(key), there.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if here == there else [(prefix, here, there)]
+
+
+def _under(key: str, roots: tuple[str, ...]) -> bool:
+    return any(key == root or key.startswith(f"{root}.") for root in roots)
+
+
+def establish(job: Job, sources: Sources) -> Changes:
+    """Make the run's folder, or check that the one there belongs to this job.
+
+    Raises:
+        RefusedError: the folder holds something else, a run of another configuration (the keys are named), or a run
+            that began with other Datasets.
+    """
+    from loader.order import ORDER_VERSION
+
+    if not job.paths.identity.exists():
+        identity: dict[str, Any] = {
+            "run_id": secrets.token_hex(8),
+            "datasets": dataset_entries(sources, job.config.data.datasets),
+            "order_version": ORDER_VERSION,
+            "package_version": _package_version(),
+        }
+        create_run(job.paths, identity, job.semantic)
+        return Changes()
+    began_with = read_identity(job.paths)["datasets"]
+    differing = _differences(job.semantic, read_config(job.paths))
+    fixed = [item for item in differing if not _under(item[0], (*_FREE, *_LATER))]
+    if fixed:
+        lines = "".join(f"\n  {key}: {here!r}, the run has {there!r}" for key, here, there in fixed)
+        raise RefusedError(
+            "TR-RUN-DIFFERS", f"the folder holds a run of another configuration{lines}", str(job.paths.root),
+            "the same configuration, or another output folder",
+        )  # fmt: skip
+    for entry, digest in zip(began_with, sources.digests, strict=False):
+        if entry["digest"] != digest:
+            raise RefusedError(
+                "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], f"{entry['digest']}, as at the start"
+            )
+    keys = [key for key, _, _ in differing]
+    later = tuple(key for key in keys if _under(key, _LATER))
+    return Changes(tuple(key for key in keys if key not in later), later)
+
+
+def _package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tokenreel")
+    except PackageNotFoundError:
+        return "0+clone"
+
+
+def write_job_file(job: Job, details: Mapping[str, Any]) -> None:
+    """``job.json``: where and how it runs; no digest covers it."""
+    facts = {"run": to_plain(job.config.run), "python": platform.python_version(), **details}
+    write_atomic(job.paths.root / "job.json", canonical_json(facts) + b"\n")
