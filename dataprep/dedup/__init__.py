@@ -1,1 +1,16 @@
-"""Dedup methods and the one rule that removes."""
+"""Document dedup: one file per method that proposes pairs, and ``decide.py``, the one rule that removes."""
+
+from collections.abc import Mapping
+
+from ..documents import Status
+from . import exact, minhash
+from .table import EXACT_PAIR, MINHASH_PAIR, Method
+
+__all__ = ["METHODS"]
+
+METHODS: Mapping[str, Method] = {
+    "exact": Method(exact.propose, EXACT_PAIR, Status.REMOVED_EXACT),
+    "minhash": Method(minhash.propose, MINHASH_PAIR, Status.REMOVED_MINHASH),
+}
+"""Method name -> what it proposes. A new method is one file and one line here, under the contract tests of
+``test_methods.py``."""
