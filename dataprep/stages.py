@@ -187,7 +187,7 @@ def check_unchanged(inputs: Iterable[RawFile]) -> None:
             )
 
 
-def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path) -> tuple[RawFile, ...]:
+def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path | None) -> tuple[RawFile, ...]:
     """Stat and hash raw inputs (source, relative path, path); an unchanged size and mtime takes the hash noted at
     first read.
 
@@ -195,7 +195,7 @@ def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path) -> tup
         RefusedError: a file changed while it was hashed.
         JobError: a file cannot be read.
     """
-    known = read_json(cache_path) if cache_path.exists() else {}
+    known = read_json(cache_path) if cache_path is not None and cache_path.exists() else {}
     inputs = []
     for index, (source, relative, path) in enumerate(files):
         try:
@@ -209,7 +209,8 @@ def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path) -> tup
             raise JobError("TR-INPUT-UNREADABLE", f"cannot read an input file: {error.strerror}", str(path)) from error
         inputs.append(RawFile(source, index, relative, str(path), noted[0], noted[1], noted[2]))
     check_unchanged(inputs)
-    write_atomic(cache_path, canonical_json(known))
+    if cache_path is not None:
+        write_atomic(cache_path, canonical_json(known))
     return tuple(inputs)
 
 

@@ -1,0 +1,186 @@
+"""Law 1, checked at the end of every build: documents in = trained + held out + removed + rejected, and the same for
+bytes.
+
+Both sides are counted where they happen: what came in from the signed files and the statuses, what went out from the
+shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loader.errors import DamageError
+from loader.shards.writer import ShardRecord
+
+from .documents import Status
+from .mix import SourceMix
+from .mix_stage import read_mix
+from .pipeline import Pipeline
+from .stages import read_json
+
+__all__ = ["Written", "account", "account_table", "dedup_account", "read_written"]
+
+_REMOVED = {Status.REMOVED_EXACT: "exact", Status.REMOVED_MINHASH: "minhash"}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the write stage left: per split the shard records, and counts[split][source] of documents, bytes, tokens,
+    padding.
+    """
+
+    records: tuple[tuple[ShardRecord, ...], tuple[ShardRecord, ...]]
+    counts: tuple[Mapping[str, Mapping[str, int]], Mapping[str, Mapping[str, int]]]
+
+
+def read_written(pipeline: Pipeline) -> Written:
+    """Collect the results of the write stage's tasks.
+
+    Raises:
+        DamageError: one of them cannot be read.
+    """
+    records: tuple[list[ShardRecord], list[ShardRecord]] = ([], [])
+    names = ("documents", "bytes", "tokens", "padding")
+    counts = tuple({source: dict.fromkeys(names, 0) for source in pipeline.job.config.sources} for _ in range(2))
+    for task, bucket in enumerate(pipeline.buckets):
+        content = read_json(pipeline.folder("write") / f"shards.{task:05d}.json")
+        records[bucket.split].extend(ShardRecord.from_json(record) for record in content["records"])
+        for name in names:
+            counts[bucket.split][bucket.source][name] += content["counts"][name]
+    return Written((tuple(records[0]), tuple(records[1])), (counts[0], counts[1]))
+
+
+def dedup_account(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    """Per source what came in and what deduplication and hold-out made of it, in documents and bytes of text."""
+    sources: dict[str, dict[str, Any]] = {
+        source: {
+            "files": 0,
+            "records": 0,
+            "rejected": 0,
+            "documents": 0,
+            "bytes": 0,
+            "removed": dict.fromkeys(_REMOVED.values(), 0),
+            "removed_bytes": dict.fromkeys(_REMOVED.values(), 0),
+            "held_out": 0,
+            "held_out_bytes": 0,
+            "kept": 0,
+            "kept_bytes": 0,
+        }
+        for source in pipeline.job.config.sources
+    }
+    for file, inputs in enumerate(pipeline.job.inputs):
+        _add_file(sources[inputs.source], pipeline.folder("sign"), pipeline.folder("decide"), file)
+    return sources
+
+
+def _add_file(row: dict[str, Any], signed: Path, decided: Path, file: int) -> None:
+    status_R = np.load(decided / f"status.{file:05d}.npy", allow_pickle=False)
+    documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
+    count = np.bincount(status_R, minlength=256)
+    of_document_D = status_R[documents_D["record"]]
+    size = np.bincount(of_document_D, weights=documents_D["size_bytes"].astype(np.float64), minlength=256)
+    row["files"] += 1
+    row["records"] += int(len(status_R) - count[Status.BLANK])
+    row["rejected"] += int(count[Status.REJECTED])
+    row["documents"] += len(documents_D)
+    row["bytes"] += int(documents_D["size_bytes"].sum())
+    for status, name in _REMOVED.items():
+        row["removed"][name] += int(count[status])
+        row["removed_bytes"][name] += int(size[status])
+    row["held_out"] += int(count[Status.HELD_OUT])
+    row["held_out_bytes"] += int(size[Status.HELD_OUT])
+    row["kept"] += int(count[Status.KEPT])
+    row["kept_bytes"] += int(size[Status.KEPT])
+
+
+def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
+    """The whole account of a build, checked.
+
+    Returns:
+        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": 0}``.
+
+    Raises:
+        DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
+    """
+    sources = dedup_account(pipeline)
+    mix = read_mix(pipeline.folder("mix"))
+    for row in mix.rows:
+        _finish_source(sources[row.source], row, written)
+        _check_source(row.source, sources[row.source])
+    for split, records in enumerate(written.records):
+        for source in sources:
+            tokens = sum(record.num_tokens for record in records if record.source == source)
+            _equal(
+                source,
+                f"tokens in {('training', 'validation')[split]} shards",
+                tokens,
+                written.counts[split][source]["tokens"],
+            )
+    return {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": 0}
+
+
+def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> None:
+    """Add what was trained on, held out and left out by the mix."""
+    train, validation = (counts[mix.source] for counts in written.counts)
+    row["removed"]["mix"] = row["kept"] - mix.kept_documents
+    row["removed_bytes"]["mix"] = row["kept_bytes"] - train["bytes"]
+    row["trained"] = train["documents"]
+    row["trained_bytes"] = train["bytes"]
+    row["trained_tokens"] = train["tokens"]
+    row["padding_tokens"] = train["padding"]
+    row["validation"] = validation["documents"]
+    row["validation_bytes"] = validation["bytes"]
+    row["validation_tokens"] = validation["tokens"]
+    row["mix_kept"] = mix.kept_documents
+    row["mix_kept_tokens"] = mix.kept_tokens
+
+
+def _check_source(source: str, row: dict[str, Any]) -> None:
+    removed, removed_bytes = sum(row["removed"].values()), sum(row["removed_bytes"].values())
+    _equal(source, "records in", row["records"], row["rejected"] + removed + row["held_out"] + row["trained"])
+    _equal(source, "bytes in", row["bytes"], removed_bytes + row["held_out_bytes"] + row["trained_bytes"])
+    _equal(source, "documents read", row["documents"], row["records"] - row["rejected"])
+    _equal(source, "documents trained", row["trained"], row.pop("mix_kept"))
+    _equal(source, "tokens trained", row["trained_tokens"], row.pop("mix_kept_tokens"))
+    _equal(source, "documents held out", row["held_out"], row.pop("validation"))
+    _equal(source, "bytes held out", row["held_out_bytes"], row.pop("validation_bytes"))
+    if not row["removed"]["mix"]:
+        _equal(source, "bytes left out by the mix", row["removed_bytes"]["mix"], 0)
+
+
+def _equal(source: str, what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise DamageError(
+            "TR-ACCOUNT-WRONG",
+            f"source {source!r}: {what}: {found:,}, but {expected:,} are accounted for",
+            source,
+            "in = trained + held out + removed + rejected",
+            "remove the work folder and build again; if it repeats, please report it",
+        )
+
+
+def account_table(sources: Mapping[str, Mapping[str, Any]]) -> str:
+    """The account as text: one row a source, documents by fate."""
+    final = any("trained" in row for row in sources.values())
+    heads = ["source", "records", "rejected", "exact", "minhash", "mix", "held out", "trained" if final else "kept"]
+    rows = []
+    for source, row in sources.items():
+        removed = row["removed"]
+        fate = [removed["exact"], removed["minhash"], removed.get("mix", 0), row["held_out"]]
+        rows.append([source, row["records"], row["rejected"], *fate, row["trained" if final else "kept"]])
+    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(heads)))])
+    if not final:
+        heads.remove("mix")
+        rows = [[*row[:5], *row[6:]] for row in rows]
+    cells = [heads, *([str(row[0]), *(f"{n:,}" for n in row[1:])] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
+    return "\n".join(["documents", *lines])

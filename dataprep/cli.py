@@ -1,0 +1,80 @@
+"""The verbs ``dedup``, ``mix`` and ``build``: one pipeline, run up to different stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from loader.cli_options import CommonOptions, common_options
+
+__all__ = ["build", "dedup", "mix"]
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@common_options
+def dedup(options: CommonOptions, config: Path) -> None:
+    """Read, reject, deduplicate and hold out the documents of CONFIG; a later build goes on from here."""
+    from .pipeline import locked
+    from .run import describe_plan, prepare, run_until
+
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    if options.plan:
+        options.output.result(*describe_plan(prepared, "decide"))
+        return
+    from .account import account_table, dedup_account
+
+    with locked(prepared.pipeline.work):
+        run_until(prepared, "decide", options.output)
+        sources = dedup_account(prepared.pipeline)
+    folder = prepared.pipeline.folder("decide")
+    files = {"removed": str(folder / "removed.parquet"), "rejected": str(folder / "rejected.parquet")}
+    text = "\n".join([account_table(sources), "", *(f"{name:<8} {path}" for name, path in files.items())])
+    options.output.result({"sources": sources, **files}, text)
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@common_options
+def mix(options: CommonOptions, config: Path) -> None:
+    """Everything up to the token budget of each source of CONFIG, and a table of what the mix makes of them."""
+    from .pipeline import locked
+    from .run import describe_plan, mix_text, prepare, run_until
+
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    if options.plan:
+        options.output.result(*describe_plan(prepared, "mix"))
+        return
+    from .mix_stage import read_mix
+
+    with locked(prepared.pipeline.work):
+        run_until(prepared, "mix", options.output)
+        rows = read_mix(prepared.pipeline.folder("mix")).rows
+    options.output.result({"mix": [row.to_json() for row in rows]}, lambda: mix_text(prepared.pipeline))
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@common_options
+def build(options: CommonOptions, config: Path) -> None:
+    """Build the Dataset of CONFIG, and its validation Dataset beside it; finished stages are not run again."""
+    from .run import describe_plan, finished_build, prepare, run_build
+
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    if options.plan:
+        plan, text = describe_plan(prepared, "write")
+        done = finished_build(prepared)
+        options.output.result(
+            {**plan, "finished": done}, text + ("\n\nnothing to do: the output is finished" if done else "")
+        )
+        return
+    from .account import account_table
+
+    result = run_build(prepared, options.output)
+    lines = [account_table(result["accounting"]["sources"]), ""]
+    lines.append(f"dataset     {result['digest']}  {result['output']}")
+    if result["validation"]:
+        lines.append(f"validation  {result['validation_digest']}  {result['validation']}")
+    lines += ["", f"tokenreel inspect {result['output']}"]
+    options.output.result(result, "\n".join(lines))

@@ -1,0 +1,80 @@
+"""From a configuration to its input files: roots resolved, patterns expanded, every mistake named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loader.errors import ConfigError
+
+from .config import BuildConfig, SourceConfig, source_priority
+from .documents import InputFile
+from .formats import FORMATS
+from .job import Job
+from .stages import hash_inputs
+
+__all__ = ["find_inputs", "load_job"]
+
+
+def load_job(config: BuildConfig, base: Path, cache_path: Path | None) -> Job:
+    """Find and hash all input files.
+
+    Args:
+        config: the configuration.
+        base: the folder of its file; roots are relative to it.
+        cache_path: where hashes are noted for the next time; None writes nothing.
+
+    Raises:
+        ConfigError: a root does not exist, or a source has no file.
+    """
+    inputs = find_inputs(config, base)
+    raw = hash_inputs([(file.source, file.path, file.location) for file in inputs], cache_path)
+    return Job(config, inputs, raw)
+
+
+def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
+    """The files of all sources: sources in the order of the configuration, files by relative path.
+
+    Raises:
+        ConfigError: see ``load_job``; an unknown format; a file name that is no plain Unicode.
+    """
+    rank = {name: place for place, name in enumerate(source_priority(config))}
+    inputs = []
+    for name, source in config.sources.items():
+        root = base / source.root
+        opt_out = config.dedup.methods if "dedup" in source.opt_out else source.opt_out
+        for relative in _relative_paths(name, source, root):
+            inputs.append(InputFile(name, rank[name], str(root), relative, source.format, source.text, tuple(opt_out)))
+    return tuple(inputs)
+
+
+def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
+    if source.format not in FORMATS:
+        raise ConfigError(
+            "TR-INPUT-FORMAT",
+            f"source {name!r}: no reader for format {source.format!r}",
+            f"sources.{name}.format",
+            f"one of {', '.join(FORMATS)}",
+        )
+    if not root.is_dir():
+        raise ConfigError(
+            "TR-SOURCE-ROOT",
+            f"source {name!r}: the folder does not exist",
+            str(root),
+            "a folder, relative to the folder of the configuration file",
+            f"ls {root.parent}",
+        )
+    found = {path for pattern in source.paths for path in root.glob(pattern) if path.is_file()}
+    if not found:
+        raise ConfigError(
+            "TR-SOURCE-EMPTY",
+            f"source {name!r}: no file matches {', '.join(source.paths)}",
+            str(root),
+            "at least one file",
+            f"ls {root}",
+        )
+    relative = sorted(path.relative_to(root).as_posix() for path in found)
+    for path in relative:
+        if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in path):
+            message = f"source {name!r}: a file name holds control characters or is not UTF-8"
+            raise ConfigError("TR-SOURCE-NAME", message, repr(str(root / path)), "a plain name")
+    return relative

@@ -1,0 +1,141 @@
+"""report.html of a Dataset: where every document went, what the mix made of the sources, what was rejected. Written
+from the manifest
+alone, without times or places, so that it is the same for the same Dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loader.files import write_atomic
+from loader.page import Block, Chart, Facts, Prose, Section, Table, render_page
+
+__all__ = ["dataset_page", "write_dataset_report"]
+
+_FATES = ("trained", "held out", "exact", "minhash", "mix", "rejected")
+
+
+def write_dataset_report(path: Path, out: Path | None = None) -> Path:
+    """Write the report of the Dataset at ``path`` to ``out``; returns where it is.
+
+    Raises:
+        DamageError: the manifest is damaged.
+    """
+    from loader.shards.dataset import read_manifest
+
+    manifest = read_manifest(path)
+    where = out if out is not None else path / "report.html"
+    write_atomic(where, dataset_page(manifest.config, manifest.accounting, manifest.tokenizer).encode())
+    return where
+
+
+def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:
+    """The page as HTML.
+
+    Args:
+        config: semantic configuration, as in the manifest.
+        accounting: of ``dataprep.account.account``.
+        tokenizer: as in the manifest.
+    """
+    sources = accounting["sources"]
+    sections = [
+        Section("Where every document went", _funnel(sources)),
+        Section("Bytes of text", _bytes(sources)),
+        Section("Mix", _mix(accounting["mix"])),
+        Section("Samples", _samples(config, sources)),
+        Section("Tokenizer", [_tokenizer(tokenizer)]),
+        Section("Configuration", [Facts(_flat(config))]),
+    ]
+    return render_page("Dataset", sections, f"{len(sources)} sources, seed {config['seed']}")
+
+
+def _fates(row: Mapping[str, Any]) -> list[int]:
+    removed = row["removed"]
+    return [
+        row["trained"],
+        row["held_out"],
+        removed["exact"],
+        removed["minhash"],
+        removed["mix"],
+        row["rejected"],
+    ]
+
+
+def _funnel(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    """Law 1, by source, as table and as bars."""
+    rows = [[name, row["records"], *_fates(row)] for name, row in sources.items()]
+    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(_FATES) + 2))])
+    traces = [
+        {"type": "bar", "name": fate, "x": list(sources), "y": [_fates(row)[i] for row in sources.values()]}
+        for i, fate in enumerate(_FATES)
+    ]
+    opted_out = Prose(
+        "Every record is in exactly one column: records = trained + held out + removed + rejected (checked)."
+    )
+    return [
+        opted_out,
+        Table(["source", "records", *_FATES], rows),
+        Chart("Documents of each source by what became of them.", traces, {"barmode": "stack"}),
+        Prose(
+            "Each removal with its witness: removed.parquet. Each rejected record with its reason: rejected.parquet."
+        ),
+    ]
+
+
+def _bytes(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    rows = [
+        [name, row["bytes"], row["trained_bytes"], row["held_out_bytes"], sum(row["removed_bytes"].values())]
+        for name, row in sources.items()
+    ]
+    return [Table(["source", "in", "trained", "held out", "removed"], rows)]
+
+
+def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:
+    table = [
+        [
+            row["source"],
+            row["available_tokens"],
+            row["planned_tokens"],
+            row["kept_tokens"],
+            f"{100 * row['ratio']:.2f} %",
+            f"{100 * row['share']:.2f} %",
+            f"{row['epochs']:.3f}",
+        ]
+        for row in rows
+    ]
+    heads = ["source", "available tokens", "planned", "kept", "planned share", "realised share", "epochs"]
+    return [Table(heads, table), Prose("The realised shares are the default mixture of training.")]
+
+
+def _samples(config: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    rows = []
+    for name, row in sources.items():
+        places = row["trained_tokens"] + row["padding_tokens"]
+        padding = f"{100 * row['padding_tokens'] / places:.3f} %" if places else "-"
+        rows.append(
+            [name, row["trained_tokens"], places // config["pack"]["seq_len"], padding, row["validation_tokens"]]
+        )
+    return [Table(["source", "tokens", "samples", "padding", "validation tokens"], rows)]
+
+
+def _tokenizer(tokenizer: Mapping[str, Any]) -> Facts:
+    names = ("kind", "vocab_size", "lossless", "bos_id", "eos_id", "pad_id", "digest")
+    return Facts({name: tokenizer[name] for name in names if name in tokenizer})
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    """Nested configuration as dotted keys."""
+    if isinstance(value, Mapping) and value:
+        flat: dict[str, object] = {}
+        for key, item in value.items():
+            flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+        return flat
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        flat = {}
+        for number, item in enumerate(value):
+            name = item.get("name", number) if isinstance(item, Mapping) else number
+            flat.update(_flat(item, f"{prefix}.{name}"))
+        return flat
+    return {prefix: ", ".join(map(str, value)) if isinstance(value, list) else value}

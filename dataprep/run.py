@@ -1,0 +1,276 @@
+"""Running a job up to a stage, and everything that is said on the way: plan, tables, results."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loader.cli_options import Output
+from loader.errors import RefusedError
+from loader.progress import Progress
+from loader.settings import load_config, to_plain
+
+from .config import BuildConfig, semantic_of
+from .engines import EngineOptions, make_engine, run_stage
+from .inputs import load_job
+from .pipeline import Pipeline, config_paths, locked, plan_pipeline
+from .stages import Stage
+
+__all__ = ["Prepared", "describe_plan", "finished_build", "prepare", "run_build", "run_until"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job ready to run: its configuration's folder, its output, its stages."""
+
+    base: Path
+    output: Path
+    pipeline: Pipeline
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+def prepare(path: Path, overrides: Sequence[str], *, read_only: bool) -> Prepared:
+    """Read the configuration, find and hash the inputs, plan the stages.
+
+    Args:
+        path: the YAML file.
+        overrides: ``a.b=c``.
+        read_only: write nothing, not even the notes of input hashes.
+
+    Raises:
+        ConfigError: the configuration or an input is wrong.
+    """
+    config = load_config(path, BuildConfig, overrides).config
+    base = path.resolve().parent
+    output, work, model = config_paths(config, base)
+    make_engine(config.run.engine, EngineOptions())
+    if not read_only:
+        work.mkdir(parents=True, exist_ok=True)
+    job = load_job(config, base, None if read_only else work / "inputs.json")
+    return Prepared(base, output, plan_pipeline(job, work, model))
+
+
+def describe_plan(prepared: Prepared, last: str) -> tuple[dict[str, Any], str]:
+    """What would be done, as JSON and as text; nothing is written."""
+    pipeline = prepared.pipeline
+    config = pipeline.job.config
+    sources = {name: {"files": 0, "size_bytes": 0} for name in config.sources}
+    for raw in pipeline.job.raw:
+        sources[raw.source]["files"] += 1
+        sources[raw.source]["size_bytes"] += raw.size_bytes
+    stages = [
+        {
+            "stage": stage.name,
+            "tasks": stage.num_tasks,
+            "to_run": len(stage.incomplete_ranks()),
+            "digest": stage.digest,
+            "folder": str(stage.folder),
+        }
+        for stage in pipeline.until(last)
+    ]
+    plan = {
+        "digest": pipeline.digest,
+        "output": str(prepared.output),
+        "work": str(pipeline.work),
+        "sources": sources,
+        "stages": stages,
+    }
+    width = max(len(name) for name in sources)
+    lines = [f"output  {prepared.output}", f"work    {pipeline.work}", f"digest  {pipeline.digest}", "", "sources"]
+    lines += [
+        f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
+    ]
+    lines += ["", "stages"]
+    lines += [f"  {s['stage']:<10} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
+    return plan, "\n".join(lines)
+
+
+def run_until(
+    prepared: Prepared, last: str, output: Output, after: Callable[[Stage], None] = lambda stage: None
+) -> None:
+    """Run all stages up to ``last``; ``after(stage)`` is called behind each one, run or found finished.
+
+    Raises:
+        TokenreelError: what a stage raised.
+    """
+    run = prepared.pipeline.job.config.run
+    engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))
+    for stage in prepared.pipeline.until(last):
+        started = time.monotonic()
+        sizes = stage.sizes or (1,) * stage.num_tasks
+        waiting = stage.incomplete_ranks()
+        unit = "bytes" if stage.sizes else "tasks"
+        with output.progress(stage.name, float(sum(sizes[rank] for rank in waiting)), unit) as progress:
+            run_stage(stage, engine, _counting(progress, sizes))
+        prepared.timings[stage.name] = round(time.monotonic() - started, 3)
+        after(stage)
+
+
+def _counting(progress: Progress, sizes: Sequence[int]) -> Callable[[int], None]:
+    """A callback that counts finished tasks by their size."""
+
+    def done(rank: int) -> None:
+        progress.advance(sizes[rank])
+
+    return done
+
+
+def finished_build(prepared: Prepared) -> bool:
+    """Whether the output is this very build already.
+
+    Raises:
+        RefusedError: the output is another Dataset, or something else.
+    """
+    from .publish import existing_build, split_outputs
+
+    places = split_outputs(prepared.output)
+    found = [existing_build(place) for place in places]
+    for place, digest in zip(places, found, strict=True):
+        if digest is not None and digest != prepared.pipeline.digest:
+            raise RefusedError(
+                "TR-DATASET-OTHER",
+                "the output holds a Dataset of another configuration or other input; Datasets are write-once",
+                str(place),
+                f"a build with digest {prepared.pipeline.digest}, found {digest or 'none'}",
+                "choose another output, or move the old Dataset away",
+            )
+    return found[0] is not None and (found[1] is not None or not _has_validation(prepared.output))
+
+
+def _has_validation(output: Path) -> bool:
+    """Whether the finished Dataset at ``output`` says that documents were held out."""
+    from loader.shards.dataset import read_manifest
+
+    sources = read_manifest(output).accounting.get("sources", {})
+    return any(row.get("held_out") for row in sources.values())
+
+
+def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
+    """Run everything and publish; returns digests, places and the account.
+
+    Raises:
+        TokenreelError: what a stage raised; a sum that does not hold; an output that is taken.
+    """
+    from .account import account, account_table, dedup_account, read_written
+    from .publish import publish
+    from .report import dataset_page
+
+    started = time.time()
+    pipeline = prepared.pipeline
+    with locked(pipeline.work):
+        if not finished_build(prepared):
+            _forget_half_moved(prepared)
+
+            def after(stage: Stage) -> None:
+                if stage.name == "decide":
+                    output.note(account_table(dedup_account(pipeline)))
+                elif stage.name == "mix":
+                    output.note(mix_text(pipeline))
+
+            run_until(prepared, "write", output, after)
+            written = read_written(pipeline)
+            accounting = account(pipeline, written)
+            config = semantic_of(pipeline.job.config)
+            page = dataset_page(config, accounting, _tokenizer_facts(pipeline))
+            facts = {
+                "base": prepared.base,
+                "output": prepared.output,
+                "accounting": accounting,
+                "package_version": package_version(),
+                "job": _job_facts(prepared, started),
+            }
+            publish(pipeline, prepared.output, written, page, facts)
+        shutil.rmtree(pipeline.folder("write"), ignore_errors=True)
+    return _result(prepared)
+
+
+def mix_text(pipeline: Pipeline) -> str:
+    """The table of the finished mix stage."""
+    from .mix import mix_table
+    from .mix_stage import read_mix
+
+    return mix_table(read_mix(pipeline.folder("mix")).rows)
+
+
+def package_version() -> str:
+    """Version of the installed distribution, or of a clone."""
+    try:
+        return importlib.metadata.version("tokenreel")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+clone"
+
+
+def _forget_half_moved(prepared: Prepared) -> None:
+    """A Dataset that was moved out and is gone again must be written again: its stage's markers would say it is
+    there.
+    """
+    from .publish import existing_build, split_outputs
+    from .tokenize import SPLITS
+
+    write = prepared.pipeline.stages["write"]
+    if write.incomplete_ranks():
+        return
+    folders = prepared.pipeline.build_folders()
+    records = _splits_with_shards(prepared.pipeline)
+    for split, place in enumerate(split_outputs(prepared.output)):
+        if SPLITS[split] in records and not folders.dataset(split).is_dir() and existing_build(place) is None:
+            shutil.rmtree(write.folder)
+            return
+
+
+def _splits_with_shards(pipeline: Pipeline) -> set[str]:
+    from .account import read_written
+    from .tokenize import SPLITS
+
+    return {name for name, records in zip(SPLITS, read_written(pipeline).records, strict=True) if records}
+
+
+def _tokenizer_facts(pipeline: Pipeline) -> dict[str, Any]:
+    from .stages import read_json
+
+    return read_json(pipeline.folder("tokenizer") / "tokenizer" / "tokenizer.json")
+
+
+def _job_facts(prepared: Prepared, started: float) -> dict[str, Any]:
+    """What job.json says of how the job was run; no digest covers it."""
+    names = ("numpy", "numba", "pyarrow", "datatrove", "sentencepiece")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    return {
+        "run": to_plain(prepared.pipeline.job.config.run),
+        "elapsed_s": round(time.time() - started, 3),
+        "stages_s": prepared.timings,
+        "work": str(prepared.pipeline.work),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "versions": versions,
+    }
+
+
+def _result(prepared: Prepared) -> dict[str, Any]:
+    """Digests and places of a finished build."""
+    from loader.shards.dataset import open_dataset
+
+    from .publish import split_outputs
+
+    main, validation = split_outputs(prepared.output)
+    dataset = open_dataset(main)
+    result = {
+        "output": str(main),
+        "digest": dataset.digest,
+        "build": prepared.pipeline.digest,
+        "accounting": dataset.manifest.accounting,
+        "validation": None,
+        "validation_digest": None,
+        "stages_s": prepared.timings,
+    }
+    if (validation / "manifest.json").is_file():
+        result["validation"] = str(validation)
+        result["validation_digest"] = open_dataset(validation).digest
+    return result
