@@ -98,4 +98,5 @@ class DocumentBatch:
 
 def kept_records(status_R: NDArray[np.uint8], *, held_out: bool) -> NDArray[np.bool_]:
     """The records whose status says they go on: to the validation Dataset (``held_out``) or to the main one."""
-    return status_R == (Status.HELD_OUT if held_out else Status.KEPT)
+    wanted: NDArray[np.bool_] = status_R == (Status.HELD_OUT if held_out else Status.KEPT)
+    return wanted

@@ -14,7 +14,8 @@ __all__ = ["hold_out", "keyed_hash"]
 
 
 def keyed_hash(id_N: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """A uniform uint64 per id and seed: two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014), the seed between."""
+    """A uniform uint64 per id and seed: two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014), the seed
+    between."""
     seed_64 = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
     return _mix(_mix(id_N + np.uint64(0x9E3779B97F4A7C15)) ^ _mix(np.full(1, seed_64) + np.uint64(0xD1B54A32D192ED03)))
 

@@ -1,14 +1,17 @@
-"""Text rules for comparing documents: what is a word, and when two words are the same. They never touch the text itself.
+"""Text rules for comparing documents: what is a word, and when two words are the same. They never touch the text
+itself.
 
 One table entry (uint32) per code point::
 
     bits 0-20   the code point it counts as (folded), bits 21-23 its class, bit 24 set where combining marks are dropped
     bits 25-31  index into ``TAIL_MARKS``: the mark that a composed letter of another script is followed by
 
-* Words are letters, numbers and ``_``; everything else separates. Numbers are kept; digits of all scripts count as ASCII.
+* Words are letters, numbers and ``_``; everything else separates. Numbers are kept; digits of all scripts count as
+  ASCII.
 * Case is folded by the simple mapping; compatibility forms (full width, ligature-free) by single-character NFKC.
-* Combining marks are dropped after Latin, Greek and Cyrillic letters and kept everywhere else, so that Thai or Indic vowel
-  signs and Arabic or Hebrew points still distinguish words; composed and decomposed forms compare equal either way.
+* Combining marks are dropped after Latin, Greek and Cyrillic letters and kept everywhere else, so that Thai or Indic
+  vowel signs and Arabic or Hebrew points still distinguish words; composed and decomposed forms compare equal either
+  way.
 * An ideograph or a kana is a token of its own; so is a base of Thai, Lao, Khmer and Myanmar with its marks.
 * Format characters (soft hyphen, joiners, variation selectors) are passed over; U+200B separates.
 
@@ -69,7 +72,7 @@ _SINGLE_NAMES = (
     "CJK UNIFIED IDEOGRAPH", "CJK COMPATIBILITY IDEOGRAPH", "HIRAGANA", "KATAKANA", "HENTAIGANA", "IDEOGRAPHIC",
     "TANGUT", "NUSHU", "KHITAN", "VERTICAL KANA", "VERTICAL IDEOGRAPHIC",
 )  # fmt: skip
-_VARIATION_SELECTORS = (0xFE00, 0xFE0F)
+_VARIATION_SELECTORS = ((0xFE00, 0xFE0F),)
 _ZERO_WIDTH_SPACE = 0x200B
 
 
@@ -116,14 +119,14 @@ def _entry(code_point: int) -> int:
     category = unicodedata.category(character)
     if code_point == _ZERO_WIDTH_SPACE or category == "Cs":
         return SEPARATOR << 21
-    if category == "Cf" or _within(code_point, (_VARIATION_SELECTORS,)):
+    if category == "Cf" or _within(code_point, _VARIATION_SELECTORS):
         return IGNORED << 21
     if category[0] == "M" or code_point in (0xFF9E, 0xFF9F):
         parts = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", character))
-        tail = TAIL_MARKS.index(ord(parts[1])) if len(parts) == 2 and ord(parts[1]) in TAIL_MARKS else 0
-        mark = ord(parts[0]) if len(parts) == 1 or tail else code_point
+        tail_index = TAIL_MARKS.index(ord(parts[1])) if len(parts) == 2 and ord(parts[1]) in TAIL_MARKS else 0
+        first = ord(parts[0]) if len(parts) == 1 or tail_index else code_point
         kind = COMMON_MARK if _within(code_point, _COMMON_MARKS) else SCRIPT_MARK
-        return (kind << 21) | mark | (tail << 25)
+        return (kind << 21) | first | (tail_index << 25)
     if character == "_":
         return (WORD << 21) | 0x7F  # what setting bit 5 of an ASCII underscore gives: word bytes fold by one OR
     if category[0] not in "LN":
@@ -142,7 +145,8 @@ def make_table() -> NDArray[np.uint32]:
 
 @cache
 def load_table() -> NDArray[np.uint32]:
-    """The table as shipped: ``normalize_table.npz`` beside this file, one array stored as differences (it packs better)."""
+    """The table as shipped: ``normalize_table.npz`` beside this file, one array stored as differences (it packs
+    better)."""
     with np.load(Path(__file__).with_name("normalize_table.npz"), allow_pickle=False) as stored:
         differences: NDArray[np.uint32] = stored["differences"]
     return np.cumsum(differences, dtype=np.uint32)

@@ -17,7 +17,7 @@ import xxhash
 
 __all__ = ["child_environment_set", "kernel_cache_folder", "use_kernel_cache"]
 
-_SOURCES = ("kernels/*.py", "formats/scanner.py", "pack*.py")
+_SOURCES = ("kernels/*.py", "formats/*.py", "normalize.py", "pack*.py")
 
 
 def kernel_cache_folder() -> Path:
@@ -39,7 +39,7 @@ def use_kernel_cache() -> None:
     """Point numba at the cache folder; must run before the first kernel is declared."""
     import numba
 
-    numba.config.CACHE_DIR = str(kernel_cache_folder())
+    numba.config.CACHE_DIR = str(kernel_cache_folder())  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The one rule that removes documents, whatever proposed the pairs.
 
-Documents are visited in priority order; one is removed only if a *kept* better document is its duplicate: equal bytes, or
-exact Jaccard similarity of shingle sets at or above the threshold. So no removal is wrong, nothing chains from duplicate to
-duplicate, and the witness of every removal is in the final kept set. The result depends on the documents and their priority
-alone, not on the order in which pairs were found.
+Documents are visited in priority order; one is removed only if a *kept* better document is its duplicate: equal
+bytes, or exact Jaccard similarity of shingle sets at or above the threshold. So no removal is wrong, nothing chains
+from duplicate to duplicate, and the witness of every removal is in the final kept set. The result depends on the
+documents and their priority alone, not on the order in which pairs were found.
 
 Shapes: N documents in priority order, C documents whose texts are needed, P pairs.
 """
@@ -51,7 +51,9 @@ def _may_remove(table: DocumentTable, name: str, pairs: NDArray[np.uint64], acro
     worse, better = _unpack(pairs)
     takes_part_N = table.takes_part_N[name]
     allowed: NDArray[np.bool_] = takes_part_N[worse] & takes_part_N[better]
-    return allowed if across else allowed & (table.source_N[worse] == table.source_N[better])
+    if not across:
+        allowed &= table.source_N[worse] == table.source_N[better]
+    return allowed
 
 
 def _unpack(pairs: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -60,14 +62,15 @@ def _unpack(pairs: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _share_fate_of_heads(table: DocumentTable, fates: Fates, methods: Mapping[str, Method]) -> NDArray[np.bool_]:
-    """Give documents that are no heads the fate of their text; returns which ones went because their own head is kept."""
+    """Give documents that are no heads the fate of their text; returns which ones went because their own head is
+    kept."""
     number = np.arange(len(table.head_N))
     by_bytes = table.takes_part_N.get("exact", np.zeros(len(number), np.bool_))
     by_sets = table.takes_part_N.get("minhash", np.zeros(len(number), np.bool_)) & (table.num_shingles_N > 0)
     follows = (table.head_N != number) & (by_bytes | by_sets)
     head = table.head_N
     head_removed = fates.witness_N[head] != NO_DOCUMENT
-    copies = follows & ~head_removed
+    copies: NDArray[np.bool_] = follows & ~head_removed
     fates.witness_N[copies] = head[copies]
     fates.similarity_N[copies] = 1.0
     fates.kind_N[copies] = np.where(by_bytes[copies], EXACT_PAIR, MINHASH_PAIR)

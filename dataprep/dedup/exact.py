@@ -22,7 +22,9 @@ def propose(table: DocumentTable, config: DedupConfig, floor: float) -> Proposal
     distance = 1
     while distance < len(order):
         first, second = order[:-distance], order[distance:]
-        same = (table.hash_N2[first] == table.hash_N2[second]).all(axis=1) & (table.size_N[first] == table.size_N[second])
+        same = (table.hash_N2[first] == table.hash_N2[second]).all(axis=1) & (
+            table.size_N[first] == table.size_N[second]
+        )
         if not same.any():
             break
         worse.append(second[same])

@@ -1,8 +1,8 @@
 """Near duplicates by MinHash and banding.
 
 Broder, "On the resemblance and containment of documents" (1997); banding as in Leskovec, Rajaraman, Ullman, "Mining of
-Massive Datasets", chapter 3. Signatures equal datasketch's (``affine32``). A pair becomes a candidate when all rows of one
-band agree; candidates below an estimate floor are dropped, the rest is verified elsewhere.
+Massive Datasets", chapter 3. Signatures equal datasketch's (``affine32``). A pair becomes a candidate when all rows
+of one band agree; candidates below an estimate floor are dropped, the rest is verified elsewhere.
 
 Shapes: N documents, H heads with shingles, K permutations, B bands, P pairs.
 """
@@ -33,7 +33,8 @@ def miss_table(config: MinHashConfig) -> dict[str, float]:
 
 
 def estimate_floor(similarity: float, num_permutations: int) -> int:
-    """Equal signature rows below which a pair of ``similarity`` is not expected: five standard deviations under the mean."""
+    """Equal signature rows below which a pair of ``similarity`` is not expected: five standard deviations under the
+    mean."""
     deviation = (similarity * (1 - similarity) / num_permutations) ** 0.5
     return max(1, int(np.floor((similarity - _FLOOR_SIGMAS * deviation) * num_permutations)))
 
@@ -41,8 +42,9 @@ def estimate_floor(similarity: float, num_permutations: int) -> int:
 def _band_order(
     signature_HK: NDArray[np.uint32], band: int, config: DedupConfig
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-    """Keys of one band (H), the documents sorted by (key, priority), and pairs that a split took apart. The low bits of a key make room for the document's
-    number, so that one plain sort does both; buckets that are too large are split by further signature rows."""
+    """Keys of one band (H), the documents sorted by (key, priority), and pairs that a split took apart. The low bits
+    of a key make room for the document's number, so that one plain sort does both; buckets that are too large are
+    split by further signature rows."""
     from ..kernels.pairs import band_keys
 
     rows = config.minhash.rows

@@ -23,7 +23,16 @@ from .config import DedupConfig, IngestConfig
 from .decide import Decision
 from .table import DocumentTable
 
-__all__ = ["check_rejects", "check_removals", "count_sources", "file_order", "reject_table", "removal_table", "status_of_file", "write_parquet"]
+__all__ = [
+    "check_rejects",
+    "check_removals",
+    "count_sources",
+    "file_order",
+    "reject_table",
+    "removal_table",
+    "status_of_file",
+    "write_parquet",
+]
 
 _REMOVED = {Status.REMOVED_EXACT: "exact", Status.REMOVED_MINHASH: "minhash"}
 

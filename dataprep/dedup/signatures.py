@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def _content_hashes(text: pa.LargeStringArray) -> NDArray[np.uint64]:
     from ..kernels.documents import text_buffers
 
     texts = text_buffers(text)
-    view = memoryview(texts.data)
+    view = memoryview(texts.data.data)
     stops = texts.offset_N.tolist()
     digest = xxhash.xxh3_128_intdigest
-    digests = [digest(view[start:stop]) for start, stop in zip(stops[:-1], stops[1:], strict=True)]
+    digests = [digest(view[start:stop]) for start, stop in pairwise(stops)]
     low = np.fromiter((value & _LOW_64 for value in digests), np.uint64, len(digests))
     return np.stack((low, np.fromiter((value >> 64 for value in digests), np.uint64, len(digests))), axis=1)
 

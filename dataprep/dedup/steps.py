@@ -1,22 +1,26 @@
 """The two dedup stages as datatrove pipeline steps: sign every document, then decide once.
 
-``SignDocuments`` (any number of tasks; file ``i`` belongs to task ``i % world_size``) writes into its folder, per file index::
+``SignDocuments`` (any number of tasks; file ``i`` belongs to task ``i % world_size``) writes into its folder, per
+file index::
 
-    documents.00012.npy   structured: record i8, record_start i8, size_bytes i8, hash_low u8, hash_high u8, num_shingles i4
+    documents.00012.npy   structured: record i8, record_start i8, size_bytes i8, hash_low u8, hash_high u8,
+                          num_shingles i4
     signatures.00012.npy  (N, num_permutations) u4; absent unless "minhash" is among the methods
     rejects.00012.npy     structured: record i8, record_start i8, reason u1 (RejectReason)
-    file.00012.json       FileSummary: num_records (lines, blank included), num_blank, num_documents, stream_bytes,
-                          stream_hash (xxh3-128 of the decompressed bytes), disk_bytes; written last = the file is signed
+    file.00012.json       FileSummary: num_records (lines, blank included), num_blank, num_documents, num_rejected,
+                          stream_bytes, stream_hash (xxh3-128 of the decompressed bytes) under "summary", and the
+                          xxh3-128 of the other files; written last = the file is signed
 
-``DecideDocuments`` (one task, after all of them) reads these and the candidates' texts again, and writes into its own folder::
+``DecideDocuments`` (one task, after all of them) reads these and the candidates' texts again, and writes into its
+own folder::
 
     status.00012.npy      uint8 per record number of the file (Status), blank lines included
     removed.parquet       document u8, source, file, record, method, witness_document u8, witness_source, witness_file,
                           witness_record, similarity f8; file = relative path; in (source rank, path, record) order
     rejected.parquet      source, file, record, record_start, reason; same order
-    counts.json           per source: files, records, blank, documents, bytes, rejected{reason}, removed{method}, held_out,
-                          kept, kept_bytes; and the dedup figures (candidates, verified pairs, unverified, miss table);
-                          written last = decided
+    counts.json           per source: files, records, blank, documents, bytes, rejected{reason}, removed{method},
+                          held_out, kept, kept_bytes; and the dedup figures (candidates, verified pairs, unverified,
+                          miss table); written last = decided
 
 Both are functions of data and configuration: task count, file order and threads change nothing but file indices.
 Errors: DamageError (truncated input), RefusedError (input changed since it was signed), JobError (a source over

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from ..documents import InputFile, Status
 from .config import DedupConfig
 
-__all__ = ["EXACT_PAIR", "MINHASH_PAIR", "DocumentTable", "Method", "Proposal", "SignedFile", "make_table", "pack_pairs"]
+__all__ = [
+    "EXACT_PAIR",
+    "MINHASH_PAIR",
+    "DocumentTable",
+    "Method",
+    "Proposal",
+    "SignedFile",
+    "make_table",
+    "pack_pairs",
+]
 
 EXACT_PAIR, MINHASH_PAIR = 0, 1
 """Kinds of pairs: equal bytes need no check, the others are verified by exact Jaccard."""
@@ -65,8 +74,8 @@ class DocumentTable:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Candidate pairs of one method among heads: ``worse_P`` and ``better_P`` int64, ``unverified`` = pairs that share a
-    bucket but were passed over because it is too large."""
+    """Candidate pairs of one method among heads: ``worse_P`` and ``better_P`` int64, ``unverified`` = pairs that
+    share a bucket but were passed over because it is too large."""
 
     worse_P: NDArray[np.int64]
     better_P: NDArray[np.int64]
@@ -125,8 +134,8 @@ def _find_heads(columns: tuple[NDArray[Any], ...]) -> NDArray[np.int64]:
 def make_table(inputs: tuple[InputFile, ...], signed: list[SignedFile], config: DedupConfig) -> DocumentTable:
     """Put the documents of all files in priority order.
 
-    Priority is (source rank, longest text first unless ``keep`` is ``first``, content hash, source, relative path, record);
-    with ``first`` it is (source rank, source, relative path, record). Neither knows file indices or tasks.
+    Priority is (source rank, longest text first unless ``keep`` is ``first``, content hash, source, relative path,
+    record); with ``first`` it is (source rank, source, relative path, record). Neither knows file indices or tasks.
     """
     documents = np.concatenate([file.documents for file in signed])
     file_N = np.repeat(np.arange(len(signed), dtype=np.int32), [len(file.documents) for file in signed])

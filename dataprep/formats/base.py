@@ -25,8 +25,8 @@ REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a file is read: ``line_limit_bytes`` shapes the result (longer records are rejected), ``batch_bytes`` only the
-    memory."""
+    """How a file is read: ``line_limit_bytes`` shapes the result (longer records are rejected), ``batch_bytes`` only
+    the memory."""
 
     line_limit_bytes: int = 64 << 20
     batch_bytes: int = 8 << 20
@@ -34,7 +34,8 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """One pass over one file: the text field, the options, and the records wanted (bool by record number; None = all)."""
+    """One pass over one file: the text field, the options, and the records wanted (bool by record number; None =
+    all)."""
 
     text_field: str
     options: ReadOptions

@@ -1,8 +1,8 @@
 """Input files as streams of decompressed bytes that never end silently.
 
 pyarrow's codecs raise on every truncated frame (``zstandard.stream_reader`` does not: it ends as if all were well).
-Concatenated frames and members are read on. A file cut exactly between two frames looks whole to every decoder: sizes and
-hashes recorded at the first read are what shows it later.
+Concatenated frames and members are read on. A file cut exactly between two frames looks whole to every decoder:
+sizes and hashes recorded at the first read are what shows it later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class ByteStream:
             self._stream = _open(path)
         except OSError as error:
             raise ConfigError(
-                "TR-INPUT-MISSING", f"the input cannot be opened: {error.strerror or error}", str(path), "a readable file"
+                "TR-INPUT-MISSING",
+                f"the input cannot be opened: {error.strerror or error}",
+                str(path),
+                "a readable file",
             ) from error
 
     def __enter__(self) -> ByteStream:
@@ -99,7 +102,8 @@ class ByteStream:
         return count
 
     def _salvage(self, view: memoryview) -> int:
-        """The bytes between ``position`` and the damage: a failing read keeps what it decoded, so read ever less at once."""
+        """The bytes between ``position`` and the damage: a failing read keeps what it decoded, so read ever less at
+        once."""
         count = 0
         size = len(view)
         while size > 1:

@@ -46,7 +46,7 @@ class _Lines:
         return len(self.data) - 2 * PADDING_BYTES
 
     def _fill(self) -> None:
-        view = memoryview(self.data)
+        view = memoryview(self.data.data)
         while self.size < self.capacity and not self._ended:
             got = self._stream.readinto(view[self.size : min(self.capacity, self.size + _READ_BYTES)])
             self._ended = got == 0

@@ -17,7 +17,8 @@ from .jsonl import read_jsonl
 __all__ = ["FORMATS", "read_file"]
 
 FORMATS: Mapping[str, FormatReader] = {"jsonl": read_jsonl}
-"""Format name -> reader. A new format is one file and one line here, under the contract tests of ``test_formats.py``."""
+"""Format name -> reader. A new format is one file and one line here, under the contract tests of
+``test_formats.py``."""
 
 
 def read_file(

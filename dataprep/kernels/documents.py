@@ -46,8 +46,8 @@ def text_buffers(text: pa.LargeStringArray) -> Buffers:
 
 @kernel
 def split_shingles(texts: Buffers, table: Any, shingle_S: Any, stop_N: Any) -> None:
-    """Shingle hashes (uint64, with repetitions) of N documents one after another in ``shingle_S`` (room for one a byte),
-    the end of each in ``stop_N`` (int64)."""
+    """Shingle hashes (uint64, with repetitions) of N documents one after another in ``shingle_S`` (room for one a
+    byte), the end of each in ``stop_N`` (int64)."""
     offset_N = texts.offset_N
     longest = 0
     for d in range(stop_N.shape[0]):
@@ -75,8 +75,8 @@ def sign_shingles(shingle_S: Any, stop_N: Any, permutations: Any, signature_NK: 
 
 @kernel
 def sort_sets(shingle_S: Any, stop_N: Any) -> int:
-    """Turn the shingles of each of N documents into a sorted set, in place and closed up: ``stop_N`` becomes the ends of the
-    sets; returns the last one."""
+    """Turn the shingles of each of N documents into a sorted set, in place and closed up: ``stop_N`` becomes the
+    ends of the sets; returns the last one."""
     ordered = np.empty(_longest(stop_N), np.uint64)
     buckets = np.empty(1 << 16, np.int64)
     start = 0

@@ -26,8 +26,8 @@ class Sets(NamedTuple):
 
 
 class Fates(NamedTuple):
-    """Result of the walk: ``witness_N`` int64 (``NO_DOCUMENT`` = kept), ``similarity_N`` float64, ``kind_N`` uint8 of the
-    pair that removed, ``state`` int64: similarities computed."""
+    """Result of the walk: ``witness_N`` int64 (``NO_DOCUMENT`` = kept), ``similarity_N`` float64, ``kind_N`` uint8
+    of the pair that removed, ``state`` int64: similarities computed."""
 
     witness_N: NDArray[np.int64]
     similarity_N: NDArray[np.float64]
@@ -36,15 +36,16 @@ class Fates(NamedTuple):
 
 
 @helper
-def similarity_of(sets: Sets, a: int, b: int, floor: float) -> float:
-    """Jaccard similarity of two documents; 0 if their sizes already put it below ``floor``, or if either set is empty."""
+def similarity_of(sets: Sets, a: Any, b: Any, floor: float) -> Any:
+    """Jaccard similarity of two documents; 0 if their sizes already put it below ``floor``, or if either set is
+    empty."""
     value_S = sets.value_S
     i, i_stop, j, j_stop = sets.start_N[a], sets.stop_N[a], sets.start_N[b], sets.stop_N[b]
     small, large = min(i_stop - i, j_stop - j), max(i_stop - i, j_stop - j)
     if small == 0 or small < floor * large - 1e-9 * large:
         return 0.0
     total = small + large
-    shared = 0
+    shared = np.int64(0)
     while i < i_stop and j < j_stop:
         x, y = value_S[i], value_S[j]
         shared += np.int64(x == y)
@@ -55,11 +56,12 @@ def similarity_of(sets: Sets, a: int, b: int, floor: float) -> float:
 
 @kernel
 def walk_pairs(pair_P: Any, sets: Sets, threshold: float, fates: Fates) -> None:
-    """The verified leader rule: a document goes if a *kept* better one is its duplicate, the best such one is its witness.
+    """The verified leader rule: a document goes if a *kept* better one is its duplicate, the best such one is its
+    witness.
 
-    ``pair_P`` (uint64, ascending): worse document in the upper 32 bits, then the better one in 31 bits, then the kind: 0
-    equal bytes, 1 verified here by exact Jaccard >= ``threshold``. Documents are visited in priority order, so whether a
-    better one is kept is settled when it is asked.
+    ``pair_P`` (uint64, ascending): worse document in the upper 32 bits, then the better one in 31 bits, then the
+    kind: 0 equal bytes, 1 verified here by exact Jaccard >= ``threshold``. Documents are visited in priority order,
+    so whether a better one is kept is settled when it is asked.
     """
     witness_N = fates.witness_N
     for p in range(pair_P.shape[0]):
@@ -79,7 +81,7 @@ def walk_pairs(pair_P: Any, sets: Sets, threshold: float, fates: Fates) -> None:
 
 
 @helper
-def _root(parent_N: Any, d: int) -> int:
+def _root(parent_N: Any, d: Any) -> Any:
     while parent_N[d] != d:
         parent_N[d] = parent_N[parent_N[d]]
         d = parent_N[d]

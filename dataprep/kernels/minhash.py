@@ -1,8 +1,9 @@
 """MinHash over 32-bit values: the scheme ``affine32`` of datasketch 2, bit for bit.
 
-Each value is mixed once by MurmurHash3's 32-bit finaliser; permutation k maps it to ``a_k * h + b_k`` modulo 2^32 with odd
-``a_k``; the signature holds the smallest. Permutations stand in the outer loop, eight at a time, so that their minima stay
-in registers while the values stream from the cache. Shapes: S values, K permutations (a multiple of 8).
+Each value is mixed once by MurmurHash3's 32-bit finaliser; permutation k maps it to ``a_k * h + b_k`` modulo 2^32
+with odd ``a_k``; the signature holds the smallest. Permutations stand in the outer loop, eight at a time, so that
+their minima stay in registers while the values stream from the cache. Shapes: S values, K permutations (a multiple
+of 8).
 """
 
 from __future__ import annotations

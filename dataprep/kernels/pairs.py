@@ -45,8 +45,8 @@ def band_keys(signature_NK: Any, first: int, rows: int, key_N: Any) -> None:
 
 
 @helper
-def _agree(signature_NK: Any, a: int, b: int) -> int:
-    count = 0
+def _agree(signature_NK: Any, a: int, b: int) -> Any:
+    count = np.int64(0)
     for k in range(signature_NK.shape[1]):
         count += np.int64(signature_NK[a, k] == signature_NK[b, k])
     return count
@@ -64,8 +64,9 @@ def _met_before(key_BN: Any, band: int, a: int, b: int) -> bool:
 def emit_pairs(bands: Bands, band: int, member_N: Any, limits: tuple[int, int], sink: PairSink) -> bool:
     """Pairs of documents with equal keys in ``band`` and in no earlier band, from ``sink.state[0]`` on.
 
-    ``member_N`` (int64): documents sorted by key, within a key by priority. ``limits``: (least number of equal signature
-    rows, members at the front of a bucket that are paired with all others). False if the sink is full: call again.
+    ``member_N`` (int64): documents sorted by key, within a key by priority. ``limits``: (least number of equal
+    signature rows, members at the front of a bucket that are paired with all others). False if the sink is full:
+    call again.
     """
     key_N = bands.key_BN[band]
     start, first = sink.state[0], sink.state[1]

@@ -13,8 +13,9 @@ __all__ = ["sort_hashes"]
 
 @kernel
 def sort_hashes(value_S: Any, count: int, sorted_S: Any, bucket_B: Any) -> None:
-    """Sort the first ``count`` of ``value_S`` (uint64) into ``sorted_S``; ``bucket_B`` (int64) is scratch whose length, a
-    power of two, bounds the number of buckets. Linear for hashes, quadratic only inside a bucket of distinct values."""
+    """Sort the first ``count`` of ``value_S`` (uint64) into ``sorted_S``; ``bucket_B`` (int64) is scratch whose
+    length, a power of two, bounds the number of buckets. Linear for hashes, quadratic only inside a bucket of
+    distinct values."""
     bits = 0
     while (1 << (bits + 1)) <= min(count, bucket_B.shape[0]):
         bits += 1

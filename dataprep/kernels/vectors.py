@@ -1,7 +1,7 @@
 """Unaligned loads and 64-byte vector comparisons as LLVM vectors: one source for AVX2, AVX-512 and NEON.
 
-Each ``masks_*`` function reads ``data[offset : offset + 64]`` and returns 64-bit masks, bit ``i`` for byte ``i``: callers
-must own 64 readable bytes past the last one they look at.
+Each ``masks_*`` function reads ``data[offset : offset + 64]`` and returns 64-bit masks, bit ``i`` for byte ``i``:
+callers must own 64 readable bytes past the last one they look at.
 """
 
 from __future__ import annotations
@@ -10,12 +10,22 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import types as _numba_types
 
 from .jit import intrinsic
 
-__all__ = ["count_trailing_zeros", "load32", "load64", "masks_copy", "masks_line", "masks_special", "masks_utf8", "masks_word"]
+__all__ = [
+    "count_trailing_zeros",
+    "load32",
+    "load64",
+    "masks_copy",
+    "masks_line",
+    "masks_special",
+    "masks_utf8",
+    "masks_word",
+]
 
+types: Any = _numba_types
 _BYTE = ir.IntType(8)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_BYTE, 64)

@@ -1,8 +1,9 @@
 """Word splitting on UTF-8 bytes: text to one 64-bit hash per token, by the table of ``dataprep.normalize``.
 
-Bytes are looked at 64 at a time. A stretch of ASCII word bytes is hashed eight bytes a step; a stretch that holds anything
-above 127 is walked code point by code point. Both give the same hash for the same folded characters: a character below 128
-counts as one byte, any other as three, of which the last has its top bit set (so no two sequences share their bytes).
+Bytes are looked at 64 at a time. A stretch of ASCII word bytes is hashed eight bytes a step; a stretch that holds
+anything above 127 is walked code point by code point. Both give the same hash for the same folded characters: a
+character below 128 counts as one byte, any other as three, of which the last has its top bit set (so no two
+sequences share their bytes).
 
 The lowest bit of a token hash says how many tokens a shingle that begins here has (see ``shingles``): 0 word, 1 single.
 

@@ -1,0 +1,310 @@
+"""Compiled checks of JSON values and of UTF-8, for the scanner: every function reads bytes from an index and returns
+where it stopped, or a negative reason.
+
+They rely on the newline that ends the line: it is illegal inside any token, so no loop runs past it; ``data`` needs 64
+readable bytes after its last newline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..documents import RejectReason
+from ..kernels.jit import helper, kernel
+from ..kernels.vectors import count_trailing_zeros, load32, load64, masks_copy, masks_special, masks_utf8
+
+__all__ = [
+    "COLON",
+    "COMMA",
+    "MAX_DEPTH",
+    "QUOTE",
+    "decode_string",
+    "is_utf8",
+    "skip_space",
+    "skip_string",
+    "skip_value",
+]
+
+MAX_DEPTH = 512
+"""Deepest nesting of a record, its own object counted."""
+QUOTE, COMMA, COLON = 0x22, 0x2C, 0x3A
+OPEN_OBJECT, CLOSE_OBJECT = 0x7B, 0x7D
+_OPEN_LIST, _CLOSE_LIST, _BACKSLASH, _MINUS = 0x5B, 0x5D, 0x5C, 0x2D
+_SURROGATE = int(RejectReason.SURROGATE)
+_SYNTAX = int(RejectReason.SYNTAX)
+_DEPTH = int(RejectReason.DEPTH)
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+
+
+def _escape_table() -> NDArray[np.uint8]:
+    table = np.zeros(256, np.uint8)
+    for escape, value in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+        table[escape] = value
+    return table
+
+
+def _hex_table() -> NDArray[np.uint8]:
+    table = np.full(256, 255, np.uint8)
+    for value, digit in enumerate(b"0123456789abcdef"):
+        table[digit] = value
+        table[ord(chr(digit).upper())] = value
+    return table
+
+
+_ESCAPES = _escape_table()
+_HEX = _hex_table()
+_TRUE = np.uint32(int.from_bytes(b"true", "little"))
+_ALSE = np.uint32(int.from_bytes(b"alse", "little"))
+_NULL = np.uint32(int.from_bytes(b"null", "little"))
+_INFINITY = np.uint64(int.from_bytes(b"Infinity", "little"))
+
+
+@helper
+def skip_space(data: Any, i: int) -> int:
+    """Index of the first byte from ``i`` on that is no JSON white space; a newline is none here."""
+    while data[i] == 32 or data[i] == 9 or data[i] == 13:
+        i += 1
+    return i
+
+
+@helper
+def _hex4(data: Any, i: int) -> Any:
+    """Value of four hex digits, or -1."""
+    a, b, c, d = _HEX[data[i]], _HEX[data[i + 1]], _HEX[data[i + 2]], _HEX[data[i + 3]]
+    if (a | b | c | d) > 15:
+        return np.int64(-1)
+    return (np.int64(a) << 12) | (np.int64(b) << 8) | (np.int64(c) << 4) | np.int64(d)
+
+
+@kernel
+def _read_unicode_escape(data: Any, i: int) -> tuple[int, int]:
+    r"""``data[i:]`` is ``\u`` and what follows: (index after it, code point), pairs joined; or (-reason, 0)."""
+    value = _hex4(data, i + 2)
+    if value < 0:
+        return -_SYNTAX, 0
+    if value < 0xD800 or value > 0xDFFF:
+        return i + 6, value
+    if value >= 0xDC00 or data[i + 6] != _BACKSLASH or data[i + 7] != 0x75:
+        return -_SURROGATE, 0
+    low = _hex4(data, i + 8)
+    if low < 0:
+        return -_SYNTAX, 0
+    if low < 0xDC00 or low > 0xDFFF:
+        return -_SURROGATE, 0
+    return i + 12, 0x10000 + ((value & 0x3FF) << 10) + (low & 0x3FF)
+
+
+@helper
+def _put_code_point(out: Any, o: int, value: int) -> int:
+    """Write ``value`` as UTF-8; returns the index after it."""
+    if value < 0x80:
+        out[o] = value
+        return o + 1
+    if value < 0x800:
+        out[o] = 0xC0 | (value >> 6)
+        out[o + 1] = 0x80 | (value & 63)
+        return o + 2
+    if value < 0x10000:
+        out[o] = 0xE0 | (value >> 12)
+        out[o + 1] = 0x80 | ((value >> 6) & 63)
+        out[o + 2] = 0x80 | (value & 63)
+        return o + 3
+    out[o] = 0xF0 | (value >> 18)
+    out[o + 1] = 0x80 | ((value >> 12) & 63)
+    out[o + 2] = 0x80 | ((value >> 6) & 63)
+    out[o + 3] = 0x80 | (value & 63)
+    return o + 4
+
+
+@kernel
+def decode_string(data: Any, i: int, out: Any, o: int) -> tuple[int, int]:
+    """``i`` after the opening quote: decodes into ``out[o:]``; (index after the closing quote, end in out) or
+    (-reason, 0)."""
+    while True:
+        special = masks_copy(data, i, out, o)
+        if special == _ZERO:
+            i += 64
+            o += 64
+            continue
+        plain = count_trailing_zeros(special)
+        i += plain
+        o += plain
+        if data[i] == QUOTE:
+            return i + 1, o
+        if data[i] != _BACKSLASH:
+            return -_SYNTAX, 0
+        value = _ESCAPES[data[i + 1]]
+        if value != 0:
+            out[o] = value
+            i += 2
+            o += 1
+        elif data[i + 1] == 0x75:
+            i, code_point = _read_unicode_escape(data, i)
+            if i < 0:
+                return i, 0
+            o = _put_code_point(out, o, code_point)
+        else:
+            return -_SYNTAX, 0
+
+
+@kernel
+def skip_string(data: Any, i: int) -> tuple[int, bool]:
+    """``i`` after the opening quote: (index after the closing quote or -reason, whether it held an escape)."""
+    escaped = False
+    while True:
+        special = masks_special(data, i)
+        if special == _ZERO:
+            i += 64
+            continue
+        i += count_trailing_zeros(special)
+        if data[i] == QUOTE:
+            return i + 1, escaped
+        if data[i] != _BACKSLASH:
+            return -_SYNTAX, escaped
+        escaped = True
+        if _ESCAPES[data[i + 1]] != 0:
+            i += 2
+        elif data[i + 1] == 0x75:
+            i, _ = _read_unicode_escape(data, i)
+            if i < 0:
+                return i, escaped
+        else:
+            return -_SYNTAX, escaped
+
+
+@helper
+def _skip_digits(data: Any, i: int) -> int:
+    """Index after one or more digits, or -reason."""
+    if data[i] < 48 or data[i] > 57:
+        return -_SYNTAX
+    while data[i] >= 48 and data[i] <= 57:
+        i += 1
+    return i
+
+
+@kernel
+def _skip_number(data: Any, i: int) -> int:
+    """Index after a number (or -Infinity) at ``i``, or -reason."""
+    if data[i] == _MINUS:
+        i += 1
+        if load64(data, i) == _INFINITY:
+            return i + 8
+    if data[i] == 48:
+        i += 1
+    else:
+        i = _skip_digits(data, i)
+    if i > 0 and data[i] == 0x2E:
+        i = _skip_digits(data, i + 1)
+    if i > 0 and (data[i] == 0x65 or data[i] == 0x45):
+        i += 1
+        if data[i] == 0x2B or data[i] == _MINUS:
+            i += 1
+        i = _skip_digits(data, i)
+    return i
+
+
+@kernel
+def _skip_literal(data: Any, i: int) -> int:
+    """Index after true, false, null, NaN or Infinity at ``i``, or -reason."""
+    word = load32(data, i)
+    if word == _TRUE or word == _NULL:
+        return i + 4
+    if data[i] == 0x66 and load32(data, i + 1) == _ALSE:
+        return i + 5
+    if data[i] == 0x4E and data[i + 1] == 0x61 and data[i + 2] == 0x4E:
+        return i + 3
+    if load64(data, i) == _INFINITY:
+        return i + 8
+    return -_SYNTAX
+
+
+@kernel
+def _skip_key(data: Any, i: int) -> int:
+    """``i`` where a key must begin: index where its value must begin, or -reason."""
+    if data[i] != QUOTE:
+        return -_SYNTAX
+    i, _ = skip_string(data, i + 1)
+    if i < 0:
+        return i
+    i = skip_space(data, i)
+    if data[i] != COLON:
+        return -_SYNTAX
+    return skip_space(data, i + 1)
+
+
+@kernel
+def skip_value(data: Any, i: int, base: int, stack: Any) -> int:
+    """Index after the value at ``i``, which lies at nesting ``base``; or -reason. ``stack[d]`` = 1 where level d is an
+    object: no recursion, so depth costs no stack of the machine."""
+    depth = base
+    while True:
+        byte = data[i]
+        if byte == QUOTE:
+            i, _ = skip_string(data, i + 1)
+        elif byte == OPEN_OBJECT or byte == _OPEN_LIST:
+            depth += 1
+            if depth > MAX_DEPTH:
+                return -_DEPTH
+            stack[depth] = byte == OPEN_OBJECT
+            i = skip_space(data, i + 1)
+            if data[i] == byte + 2:  # both closing brackets lie two after the opening ones
+                depth -= 1
+                i += 1
+            else:
+                if stack[depth] != 0:
+                    i = _skip_key(data, i)
+                    if i < 0:
+                        return i
+                continue
+        elif byte == _MINUS or (byte >= 48 and byte <= 57):
+            i = _skip_number(data, i)
+        else:
+            i = _skip_literal(data, i)
+        if i < 0:
+            return i
+        more = False
+        while depth > base and not more:
+            i = skip_space(data, i)
+            if data[i] == COMMA:
+                i = skip_space(data, i + 1)
+                if stack[depth] != 0:
+                    i = _skip_key(data, i)
+                    if i < 0:
+                        return i
+                more = True
+            elif data[i] == (CLOSE_OBJECT if stack[depth] != 0 else _CLOSE_LIST):
+                depth -= 1
+                i += 1
+            else:
+                return -_SYNTAX
+        if not more:
+            return i
+
+
+@kernel
+def is_utf8(data: Any, start: int, stop: int) -> bool:
+    """Strict UTF-8 (no overlong forms, surrogates, or code points above U+10FFFF), 64 bytes at a time."""
+    second, third, fourth = _ZERO, _ZERO, _ZERO  # bits carried over: a continuation must come here
+    after_e0, after_ed, after_f0, after_f4 = _ZERO, _ZERO, _ZERO, _ZERO
+    for at in range(start, stop, 64):
+        c, two, three, four, bad, e0, ed, f0, f4, below_a0, below_90 = masks_utf8(data, at)
+        if stop - at < 64:
+            inside = (_ONE << np.uint64(stop - at)) - _ONE
+            c, two, three, four, bad = c & inside, two & inside, three & inside, four & inside, bad & inside
+            e0, ed, f0, f4 = e0 & inside, ed & inside, f0 & inside, f4 & inside
+        expected = (two << _ONE) | second | (three << np.uint64(2)) | third | (four << np.uint64(3)) | fourth
+        wrong = (expected ^ c) | bad
+        wrong |= ((e0 << _ONE) | after_e0) & below_a0
+        wrong |= ((ed << _ONE) | after_ed) & c & ~below_a0
+        wrong |= ((f0 << _ONE) | after_f0) & below_90
+        wrong |= ((f4 << _ONE) | after_f4) & c & ~below_90
+        if wrong != _ZERO:
+            return False
+        second, third, fourth = two >> np.uint64(63), three >> np.uint64(62), four >> np.uint64(61)
+        after_e0, after_ed = e0 >> np.uint64(63), ed >> np.uint64(63)
+        after_f0, after_f4 = f0 >> np.uint64(63), f4 >> np.uint64(63)
+    return bool((second | third | fourth) == _ZERO)
