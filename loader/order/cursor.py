@@ -1,0 +1,165 @@
+"""Cursor: what a checkpoint needs of the data. Below 1 KB, equal on every rank, free of world size.
+
+It names everything that shaped the positions before it and nothing that acts later: entries, stages, batch sizes and
+Datasets that act only from its position on may be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..canonical import canonical_json, digest_of
+from ..errors import DamageError, RefusedError
+from .plan import ORDER_VERSION, Plan
+
+__all__ = ["CURSOR_VERSION", "MAX_CURSOR_BYTES", "Cursor", "check_cursor", "make_cursor"]
+
+CURSOR_VERSION = 1
+MAX_CURSOR_BYTES = 1023
+_DIGESTS = ("order", "datasets", "mixture", "batch", "skips")
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Attributes:
+    next_step, next_position: the step to read next, and the first position that no step before it consumed.
+    order: digest of order version, seed, window and slices.
+    datasets: digest over the used sources and the Datasets that hold them.
+    mixture, batch: digests of the stages before.
+    skips: digest of the entries stamped before, num_skips: their number.
+    sources: used source name to the first 8 digits of its Dataset's digest, so that a message can name the one that
+        differs; empty where it would not fit.
+    """
+
+    next_step: int
+    next_position: int
+    order: str
+    datasets: str
+    mixture: str
+    batch: str
+    skips: str
+    num_skips: int
+    sources: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form, below 1 KB as canonical JSON."""
+        value = {
+            "version": CURSOR_VERSION,
+            "next_step": self.next_step,
+            "next_position": self.next_position,
+            **{name: getattr(self, name) for name in _DIGESTS},
+            "num_skips": self.num_skips,
+        }
+        full = {**value, "sources": dict(self.sources)}
+        return full if len(canonical_json(full)) <= MAX_CURSOR_BYTES else {**value, "sources": {}}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Cursor:
+        """The Cursor that :meth:`to_json` wrote.
+
+        Raises:
+            DamageError: it is none, or of another version.
+        """
+        numbers = ("next_step", "next_position", "num_skips")
+        sources = value.get("sources")
+        intact = (
+            set(value) == {"version", "sources", *numbers, *_DIGESTS}
+            and value["version"] == CURSOR_VERSION
+            and all(type(value[name]) is int and value[name] >= 0 for name in numbers)
+            and all(isinstance(value[name], str) and len(value[name]) == 32 for name in _DIGESTS)
+            and isinstance(sources, Mapping)
+            and all(isinstance(name, str) and isinstance(digest, str) for name, digest in sources.items())
+        )
+        if not intact:
+            raise DamageError("TR-CURSOR-DAMAGED", "this is no cursor", None, f"a cursor of version {CURSOR_VERSION}")
+        return Cursor(**{name: value[name] for name in (*numbers, *_DIGESTS)}, sources=dict(value["sources"]))
+
+
+def make_cursor(plan: Plan, dataset_digests: Mapping[str, str], *, next_step: int) -> Cursor:
+    """The Cursor that stands before ``next_step``.
+
+    Args:
+        plan: the plan that was followed.
+        dataset_digests: source name to the digest of the Dataset that holds it, for every source with weight so far.
+        next_step: first step not done.
+
+    Raises:
+        ConfigError: no such step.
+        KeyError: the digest of a used source is missing.
+    """
+    return _cursor_at(plan, dataset_digests, next_step, plan.next_position(next_step - 1))
+
+
+def _cursor_at(plan: Plan, dataset_digests: Mapping[str, str], next_step: int, position: int) -> Cursor:
+    stages, config = plan.mixture.stages_before(position), plan.config
+    used = sorted({name for stage in stages for name in stage.weights})
+    by_source = {name: dataset_digests[name] for name in used}
+    return Cursor(
+        next_step=next_step,
+        next_position=position,
+        order=digest_of([ORDER_VERSION, config.seed, config.window_shards, config.slices]),
+        datasets=digest_of(by_source),
+        mixture=digest_of([stage.to_json() for stage in stages]),
+        batch=digest_of(plan.schedule.stages_before(position)),
+        skips=plan.skips.digest_before(position),
+        num_skips=len(plan.skips.before(position)),
+        sources={name: digest[:8] for name, digest in by_source.items()},
+    )
+
+
+def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str]) -> None:
+    """Make sure that ``plan`` read the same before ``cursor`` as the plan it was made with.
+
+    Raises:
+        RefusedError: it did not; what differs is named.
+    """
+    position = cursor.next_position
+    used = {name for stage in plan.mixture.stages_before(position) for name in stage.weights}
+    missing = sorted(used - set(dataset_digests))
+    here = _cursor_at(plan, {**dict.fromkeys(missing, ""), **dataset_digests}, cursor.next_step, position)
+    problems = {
+        "order": _order_problem(plan),
+        "mixture": f"other mixture stages before position {position}",
+        "datasets": _dataset_problem(cursor, here, position),
+        "batch": f"another batch schedule before position {position}",
+        "skips": _skip_problem(cursor, here, plan),
+    }
+    differing = [name for name in problems if getattr(cursor, name) != getattr(here, name)]
+    if not differing and plan.schedule.step_from(position) != cursor.next_step:
+        differing, problems["step"] = ["step"], f"position {position} does not begin step {cursor.next_step}"
+    if differing:
+        raise RefusedError(
+            f"TR-CURSOR-{differing[0].upper()}",
+            "the checkpoint was made with other data: " + "; ".join(problems[name] for name in differing),
+            f"cursor at step {cursor.next_step}, position {position}",
+            "the data, order, stages and skips that shaped the positions before it",
+        )
+
+
+def _order_problem(plan: Plan) -> str:
+    config = plan.config
+    return (
+        f"another order (here: version {ORDER_VERSION}, seed {config.seed}, window_shards {config.window_shards}, "
+        f"slices {config.slices})"
+    )
+
+
+def _dataset_problem(cursor: Cursor, here: Cursor, position: int) -> str:
+    names = sorted(set(cursor.sources) | set(here.sources)) if cursor.sources else []
+    changed = [name for name in names if cursor.sources.get(name) != here.sources.get(name)]
+    listed = f" ({', '.join(changed[:5])}{', ...' if len(changed) > 5 else ''})" if changed else ""
+    return f"another Dataset among those used before position {position}{listed}"
+
+
+def _skip_problem(cursor: Cursor, here: Cursor, plan: Plan) -> str:
+    position = cursor.next_position
+    message = f"{here.num_skips} skip entries stamped before position {position} instead of {cursor.num_skips}"
+    extra = plan.skips.before(position)
+    if len(extra) == cursor.num_skips + 1:
+        for number, entry in enumerate(extra):
+            rest = [other.digest for other in (*extra[:number], *extra[number + 1 :])]
+            if digest_of(rest) == cursor.skips:
+                return f"{message}; new: {entry.kind}, mode {entry.mode}, stamp {entry.stamp}"
+    return message if here.num_skips != cursor.num_skips else "other skip entries stamped before it"

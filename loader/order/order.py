@@ -1,0 +1,161 @@
+"""The endless order of each source: raw index <-> (epoch, sample), and of many sources in one pass.
+
+Raw index u of a source of n samples is index u mod n of epoch u // n. Tables are built on demand, a few are kept, and
+all results are pure functions of (shards, key, window_shards, slices), whatever was asked before, by whichever thread.
+
+Legend: N indices, P (source, epoch) pairs, S sources.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .permute import derive_key
+from .tables import EpochTables, build_tables, join_tables, shard_layout
+
+__all__ = ["OrderSet", "SourceOrder"]
+
+_Ints = NDArray[np.int64]
+_KEPT_SLICES = 1 << 20
+_JOINED_SLICES = 1 << 18
+
+
+class SourceOrder:
+    """The order of one source.
+
+    Args:
+        shard_samples: samples of each shard.
+        key: 64-bit key, of seed and source name.
+        window_shards: shards shuffled together.
+        slices: staggered slices a shard is cut in.
+
+    Raises:
+        ConfigError: sizes that no order can hold.
+    """
+
+    def __init__(self, shard_samples: Sequence[int] | _Ints, key: int, window_shards: int = 8, slices: int = 2) -> None:
+        self.layout = shard_layout(shard_samples, window_shards, slices)
+        self._key = key
+        self._kept: OrderedDict[int, EpochTables] = OrderedDict()
+        self._max_kept = max(2, _KEPT_SLICES // max(1, self.layout.num_slices + 64))
+        self._lock = threading.Lock()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+        return self.layout.num_samples
+
+    def tables(self, epoch: int) -> EpochTables:
+        """The tables of one epoch, from the cache if they are there."""
+        with self._lock:
+            kept = self._kept.get(epoch)
+            if kept is not None:
+                self._kept.move_to_end(epoch)
+                return kept
+        built = build_tables(self.layout, derive_key("epoch", self._key, epoch))
+        with self._lock:
+            self._kept[epoch] = built
+            while len(self._kept) > self._max_kept:
+                self._kept.popitem(last=False)
+        return built
+
+    def locate(self, raw_N: _Ints) -> tuple[_Ints, _Ints]:
+        """(epoch_N, sample_N): epoch and source sample number at each raw index >= 0."""
+        epoch_N, index_N = np.divmod(np.asarray(raw_N, np.int64), self.num_samples)
+        sample_N = np.empty(len(index_N), np.int64)
+        for epoch in np.unique(epoch_N):
+            here = epoch_N == epoch
+            sample_N[here] = self.tables(int(epoch)).samples_at(index_N[here])
+        return epoch_N, sample_N
+
+    def raw_of(self, epoch_N: _Ints, sample_N: _Ints) -> _Ints:
+        """Raw index of each source sample number in each epoch: the inverse of :meth:`locate`."""
+        epoch_N, sample_N = np.asarray(epoch_N, np.int64), np.asarray(sample_N, np.int64)
+        if len(sample_N) and not 0 <= int(sample_N.min()) <= int(sample_N.max()) < self.num_samples:
+            raise ValueError(f"sample numbers must lie in 0 .. {self.num_samples - 1}")
+        shard_N = np.searchsorted(self.layout.first_S, sample_N, "right") - 1
+        place_N = sample_N - self.layout.first_S[shard_N]
+        raw_N = epoch_N * self.num_samples
+        for epoch in np.unique(epoch_N):
+            here = epoch_N == epoch
+            raw_N[here] += self.tables(int(epoch)).index_of(shard_N[here], place_N[here])
+        return raw_N
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Consecutive epochs of every source, laid end to end: source s has ``num_S[s]`` of them from ``first_S[s]`` on."""
+
+    first_S: _Ints
+    num_S: _Ints
+    start_S: _Ints
+    tables: EpochTables
+
+
+class OrderSet:
+    """The orders of all sources of a plan, looked up together: one pass of array operations, however many sources."""
+
+    def __init__(self, orders: Sequence[SourceOrder]) -> None:
+        self.orders = tuple(orders)
+        self._size_S = np.array([max(1, order.num_samples) for order in orders], np.int64)
+        self._num_slices_S = np.array([order.layout.num_slices for order in orders], np.int64)
+        self._last: _Joined | None = None
+
+    def locate(self, source_N: NDArray[np.int32], raw_N: _Ints) -> tuple[_Ints, _Ints]:
+        """(epoch_N, sample_N) of raw index ``raw_N`` of each source."""
+        if not len(raw_N):
+            return raw_N, raw_N
+        size_N = self._size_S[source_N]
+        epoch_N = raw_N // size_N
+        joined = self._last  # one read: another thread may replace it, a snapshot itself never changes
+        offset_N = epoch_N - joined.first_S[source_N] if joined is not None else None
+        if joined is None or offset_N is None or ((offset_N < 0) | (offset_N >= joined.num_S[source_N])).any():
+            joined = self._join(source_N, epoch_N)
+            if joined is None:
+                return epoch_N, self._one_by_one(source_N, raw_N)
+            self._last = joined
+        # start + (epoch - first) * size + index = start - first * size + raw
+        base_S = joined.start_S - joined.first_S * self._size_S
+        return epoch_N, joined.tables.samples_at(raw_N + base_S[source_N])
+
+    def _one_by_one(self, source_N: NDArray[np.int32], raw_N: _Ints) -> _Ints:
+        sample_N = np.empty(len(raw_N), np.int64)
+        for source in np.unique(source_N):
+            here = source_N == source
+            sample_N[here] = self.orders[source].locate(raw_N[here])[1]
+        return sample_N
+
+    def _join(self, source_N: NDArray[np.int32], epoch_N: _Ints) -> _Joined | None:
+        """A snapshot that covers these epochs, or None if they lie too far apart for one to pay."""
+        num_sources = len(self.orders)
+        low_S, high_S = np.full(num_sources, np.iinfo(np.int64).max), np.full(num_sources, -1)
+        np.minimum.at(low_S, source_N, epoch_N)
+        np.maximum.at(high_S, source_N, epoch_N)
+        num_S = np.maximum(high_S - low_S + 1, 0)
+        wanted = num_S > 0
+        if (num_S[wanted] > len(epoch_N)).any():
+            return None
+        num_slices = int((num_S * (self._num_slices_S + 64))[wanted].sum())
+        at_once = int((wanted * (self._num_slices_S + 64)).sum())
+        if num_slices > max(_JOINED_SLICES, 2 * at_once):
+            return None
+        first_S, start_S, start = np.where(wanted, low_S, 0), np.zeros(num_sources, np.int64), 0
+        parts, starts = [], []
+        for source in np.flatnonzero(wanted):
+            start_S[source] = start
+            for epoch in range(int(low_S[source]), int(high_S[source]) + 1):
+                parts.append(self.orders[source].tables(epoch))
+                starts.append(start)
+                start += int(self._size_S[source])
+        return _Joined(first_S, num_S, start_S, join_tables(parts, np.array(starts, np.int64)))
+
+
+def source_key(seed: int, name: str) -> int:
+    """The key of a source's order: it depends on its name, not on which other sources there are."""
+    return derive_key("source", seed, name)

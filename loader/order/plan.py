@@ -1,0 +1,303 @@
+"""The Plan: sources, order, mixture, batches and skips as one pure function, in both directions.
+
+    position -> (source, rank)        mixture
+    (source, rank) -> raw index       drops: a dropped sample is replaced by its source's next one
+    raw index -> (epoch, sample)      order
+    step <-> positions                schedule over the positions that are not cut
+
+A Plan is immutable; what it caches is guarded, so threads may share it. Entries act from their stamp on.
+
+Legend: N positions or samples, B positions of a step, S sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from .drops import DropRegime, SourceDrops
+from .masks import MaskQuery, Masks
+from .mixture import Mixture, MixtureStage, compile_mixture
+from .order import OrderSet, SourceOrder, source_key
+from .ranges import Ranges, union_of
+from .schedule import BatchStage, Schedule
+from .skips import DocumentResolver, SkipEntry, SkipList
+from .weights import POSITION_LIMIT
+
+__all__ = ["ORDER_VERSION", "BatchStage", "MixtureStage", "Plan", "PlanConfig", "SampleRefs", "SourceShape"]
+
+ORDER_VERSION = 1
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceShape:
+    """A source's name and the samples of each of its shards, in shard order."""
+
+    name: str
+    shard_samples: Sequence[int] | _Ints
+
+
+@dataclass(frozen=True, eq=False)
+class PlanConfig:
+    """What a Plan is made of.
+
+    Attributes:
+        sources: unique names; their order takes no part in what is read when.
+        seed: of order and blocks, >= 0.
+        stages: of the mixture, on multiples of 256, the first at 0.
+        batch: batch sizes, the first at 0.
+        window_shards: shards shuffled together.
+        slices: staggered slices a shard is cut in.
+    """
+
+    sources: tuple[SourceShape, ...]
+    seed: int
+    stages: tuple[MixtureStage, ...]
+    batch: tuple[BatchStage, ...]
+    window_shards: int = 8
+    slices: int = 2
+
+
+@dataclass(frozen=True)
+class SampleRefs:
+    """Which sample each of N positions reads.
+
+    Attributes:
+        position_N: the positions.
+        source_N: index into the plan's sources.
+        rank_N: slots of that source before this one.
+        epoch_N: epoch of the source.
+        sample_N: source sample number, through the source's shards.
+    """
+
+    position_N: _Ints
+    source_N: NDArray[np.int32]
+    rank_N: _Ints
+    epoch_N: _Ints
+    sample_N: _Ints
+
+    def __len__(self) -> int:
+        return len(self.position_N)
+
+
+class Plan:
+    """What is read when.
+
+    Args:
+        config: sources, seed, stages.
+        skips: entries, each acting from its stamp on.
+        resolver: finds documents; needed if an entry drops documents.
+
+    Raises:
+        ConfigError: stages, batches or sources that mean nothing; an entry that names an unknown source, samples that
+            the source does not have, or a document that no source holds.
+        RefusedError: the entries drop every sample of a source.
+    """
+
+    def __init__(
+        self, config: PlanConfig, skips: SkipList | None = None, resolver: DocumentResolver | None = None
+    ) -> None:
+        self.config = config
+        self.skips = skips if skips is not None else SkipList()
+        self.source_names = tuple(source.name for source in config.sources)
+        self._number = {name: number for number, name in enumerate(self.source_names)}
+        if not config.sources or len(self._number) != len(config.sources):
+            raise ConfigError("TR-PLAN-SOURCES", "no sources, or one name twice", expected="unique source names")
+        self.mixture: Mixture = compile_mixture(self.source_names, config.stages, config.seed)
+        self.orders = tuple(
+            SourceOrder(source.shard_samples, source_key(config.seed, source.name), config.window_shards, config.slices)
+            for source in config.sources
+        )
+        self._order_set = OrderSet(self.orders)
+        self._check_sources()
+        self._resolver = resolver
+        self._drops = self._compile_drops()
+        self.cut: Ranges = _cut_positions(self.skips.entries)
+        self.schedule = Schedule(config.batch, self.cut)
+        self._masks = Masks(self.skips.entries, self._number)
+
+    def _check_sources(self) -> None:
+        for stage in self.mixture.stages:
+            empty = [name for name in stage.weights if self.orders[self._number[name]].num_samples == 0]
+            if empty:
+                raise ConfigError(
+                    "TR-MIXTURE-EMPTY",
+                    f"source {empty[0]!r} has weight but no sample",
+                    f"mixture stage at position {stage.start}",
+                    "weight 0 for a source without samples",
+                )
+        for entry in self.skips.entries:
+            if entry.source is not None and entry.source not in self._number:
+                raise ConfigError(
+                    "TR-SKIP-SOURCE", f"a skip entry names source {entry.source!r}", None, ", ".join(self.source_names)
+                )
+            if entry.kind == "samples" and entry.source is not None:
+                num_samples = self.orders[self._number[entry.source]].num_samples
+                if int(entry.ranges_R2[:, 1].max()) > num_samples:
+                    raise ConfigError(
+                        "TR-SKIP-SAMPLES",
+                        f"a skip entry names sample {int(entry.ranges_R2[:, 1].max()) - 1} of source {entry.source!r}",
+                        expected=f"0 .. {num_samples - 1}",
+                    )
+
+    def dropped_samples(self, entry: SkipEntry) -> dict[int, _Ints]:
+        """Sorted sample numbers, by source number, that an entry of mode drop takes out; empty for other entries.
+
+        Raises:
+            ConfigError: it drops documents and there is no resolver, or a document that no source holds.
+        """
+        if entry.mode != "drop" or entry.kind == "positions":
+            return {}
+        if entry.kind == "samples":
+            assert entry.source is not None
+            ranges = union_of(entry.ranges_R2[:, 0], entry.ranges_R2[:, 1])
+            return {self._number[entry.source]: ranges.numbers()}
+        found: dict[int, list[_Ints]] = {}
+        for document in entry.documents:
+            places = self._resolver.samples_of_document(document) if self._resolver is not None else ()
+            if not places:
+                raise ConfigError(
+                    "TR-SKIP-DOCUMENT", f"a skip entry drops document {document:016x}", None, "one that a source holds"
+                )
+            for name, sample_X in places:
+                found.setdefault(self._number[name], []).append(np.asarray(sample_X, np.int64))
+        return {source: np.unique(np.concatenate(parts)) for source, parts in found.items()}
+
+    def _compile_drops(self) -> dict[int, SourceDrops]:
+        by_stamp: dict[int, dict[int, list[_Ints]]] = {}
+        for entry in self.skips.entries:
+            for source, sample_X in self.dropped_samples(entry).items():
+                by_stamp.setdefault(source, {}).setdefault(entry.stamp, []).append(sample_X)
+        all_stamps = {stamp for stamps in by_stamp.values() for stamp in stamps}
+        ranks_at = {stamp: self.mixture.counts_before(stamp) for stamp in all_stamps}
+        drops = {}
+        for source, stamps in by_stamp.items():
+            regimes, all_X = [], np.empty(0, np.int64)
+            for stamp in sorted(stamps):
+                all_X = np.union1d(all_X, np.concatenate(stamps[stamp]))
+                regimes.append(DropRegime(int(ranks_at[stamp][source]), all_X))
+            drops[source] = SourceDrops(self.orders[source], regimes, self.source_names[source])
+        return drops
+
+    def source_number(self, name: str) -> int:
+        """The number of a source.
+
+        Raises:
+            ConfigError: there is no such source.
+        """
+        if name not in self._number:
+            raise ConfigError("TR-PLAN-SOURCE", f"no source {name!r}", expected=", ".join(self.source_names))
+        return self._number[name]
+
+    def samples(self, positions_N: _Ints) -> SampleRefs:
+        """What each position reads (also what a cut one would have read).
+
+        Raises:
+            ValueError: a position is negative or not below 2^36.
+        """
+        positions_N = np.asarray(positions_N, np.int64)
+        source_N, rank_N = self.mixture.locate(positions_N)
+        raw_N = rank_N
+        if self._drops:
+            raw_N = rank_N.copy()
+            for source, drops in self._drops.items():
+                here = np.flatnonzero(source_N == source)
+                if len(here):
+                    raw_N[here] = drops.raw_of_rank(rank_N[here])
+        epoch_N, sample_N = self._order_set.locate(source_N, raw_N)
+        return SampleRefs(positions_N, source_N, rank_N, epoch_N, sample_N)
+
+    def step_positions(self, step: int) -> _Ints:
+        """positions_B: the surviving positions of a step, ascending.
+
+        Raises:
+            ConfigError: no such step.
+        """
+        return self.schedule.positions(step)
+
+    def first_position(self, step: int) -> int:
+        """The first surviving position of a step."""
+        return int(self.cut.outside_at(self.schedule.live_start(np.array([step], np.int64)))[0])
+
+    def next_position(self, step: int) -> int:
+        """The first position that a step leaves unconsumed: its last one + 1. Step -1 leaves all: 0."""
+        if step < 0:
+            return 0
+        live_stop = self.schedule.live_start(np.array([step + 1], np.int64))
+        return int(self.cut.outside_at(live_stop - 1)[0]) + 1
+
+    def step_of(self, position: int) -> int | None:
+        """The step that reads a position; None if it is cut."""
+        step = int(self.schedule.steps_of(np.array([position], np.int64))[0])
+        return None if step < 0 else step
+
+    def steps_of(self, positions_N: _Ints) -> _Ints:
+        """The step that reads each position; -1 where it is cut."""
+        return self.schedule.steps_of(np.asarray(positions_N, np.int64))
+
+    def positions_of_sample(self, source: int | str, sample: int, stop_position: int) -> _Ints:
+        """All positions below ``stop_position`` that read a sample, over all epochs, ascending; cut ones included."""
+        return self.positions_of_samples(source, np.array([sample], np.int64), stop_position)[0]
+
+    def positions_of_samples(self, source: int | str, sample_N: _Ints, stop_position: int) -> tuple[_Ints, _Ints]:
+        """(position_M, which_M): all positions below ``stop_position`` that read one of the samples, ascending.
+
+        Cut positions are included; ``which_M`` is an index into ``sample_N``.
+
+        Raises:
+            ConfigError: no such source. ValueError: no such sample.
+        """
+        number = self.source_number(source) if isinstance(source, str) else int(source)
+        sample_N = np.asarray(sample_N, np.int64)
+        order, drops = self.orders[number], self._drops.get(number)
+        num_slots = self.mixture.rank_before(number, stop_position)
+        if not num_slots or not len(sample_N):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        last_raw = num_slots - 1 if drops is None else int(drops.raw_of_rank(np.array([num_slots - 1]))[0])
+        num_epochs = last_raw // order.num_samples + 1
+        which_M = np.tile(np.arange(len(sample_N)), num_epochs)
+        epoch_M = np.repeat(np.arange(num_epochs), len(sample_N))
+        raw_M = order.raw_of(epoch_M, sample_N[which_M])
+        rank_M = raw_M if drops is None else drops.rank_of_raw(raw_M)
+        inside_M = (rank_M >= 0) & (rank_M < num_slots)
+        position_M = self.mixture.position_of(number, rank_M[inside_M])
+        below_M = (position_M >= 0) & (position_M < stop_position)
+        position_M, which_M = position_M[below_M], which_M[inside_M][below_M]
+        by_position = np.argsort(position_M, kind="stable")
+        return position_M[by_position], which_M[by_position]
+
+    def mask_of(
+        self,
+        position_S: _Ints,
+        source_S: _Ints,
+        sample_S: _Ints,
+        segment_S: _Ints,
+        document_S: NDArray[np.uint64],
+    ) -> NDArray[np.bool_]:
+        """masked_S: whether an entry masks each segment where it stands; arguments as in ``masks.MaskQuery``."""
+        return self._masks.mask_of(MaskQuery(position_S, source_S, sample_S, segment_S, document_S))
+
+    def removed_by_source(self, entry: SkipEntry) -> Mapping[str, int]:
+        """What an entry of mode drop takes out, by source: positions that are not replaced, or samples that are."""
+        if entry.kind == "positions":
+            counts_S = np.zeros(len(self.source_names), np.int64)
+            ranges = _cut_positions((entry,))
+            for start, stop in zip(ranges.start_R.tolist(), ranges.stop_R.tolist(), strict=True):
+                counts_S += self.mixture.counts_before(stop) - self.mixture.counts_before(start)
+            return {name: int(count) for name, count in zip(self.source_names, counts_S, strict=True) if count}
+        return {self.source_names[source]: len(sample_X) for source, sample_X in self.dropped_samples(entry).items()}
+
+
+def _cut_positions(entries: Sequence[SkipEntry]) -> Ranges:
+    """Positions that entries of kind ``positions`` cut, each acting from its stamp on."""
+    starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for entry in entries:
+        if entry.kind == "positions":
+            starts.append(np.maximum(entry.ranges_R2[:, 0], entry.stamp))
+            stops.append(np.minimum(entry.ranges_R2[:, 1], POSITION_LIMIT))
+    return union_of(np.concatenate(starts), np.concatenate(stops))
