@@ -152,6 +152,12 @@ def _ordered_files(info: DatasetInfo) -> tuple[InputFile, ...]:
     counts = Counter(owners)
     if owners != [name for name in info.sources for _ in range(counts[name])]:
         raise ConfigError("TR-DATASET-INFO", "input files are not grouped by source, in the order of the sources")
+    try:
+        files_to_text(info.files)
+    except ValueError as error:
+        raise ConfigError(
+            "TR-DATASET-INFO", str(error), "input files", "relative paths, without control characters"
+        ) from None
     return info.files
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "SegmentArray",
     "SegmentFile",
     "SegmentTable",
+    "check_table_header",
     "decode_segments",
     "encode_segments",
     "encode_table_header",

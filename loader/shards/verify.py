@@ -215,6 +215,7 @@ class _Verifier:
         digest = xxhash.xxh3_128()
         header = mds_header(files.num_samples, files.seq_len, files.vocab_size)
         places: list[str] = []
+        highest = 0
         for start, block in _blocks(files, len(header)):
             digest.update(block)
             if start is None:
@@ -225,14 +226,15 @@ class _Verifier:
             if hash_N is not None:
                 wrong_N = np.flatnonzero(found_N != hash_N[start : start + len(found_N)])
                 places += [f"sample {start + n}" for n in wrong_N.tolist()]
-            if int(tokens_NT.max(initial=0)) >= files.vocab_size:
-                self._damage("TR-SHARD-TOKENS", files.mds, "a token is outside the vocabulary")
+            highest = max(highest, int(tokens_NT.max(initial=0)))
         actual = digest.hexdigest()
         shown = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
         if actual != files.mds_hash:
             self._damage("TR-FILE-HASH", files.mds, f"the file's bytes have xxh3-128 {actual}", shown)
         elif places:
             self._damage("TR-SAMPLE-HASH", files.mds, "samples differ from the hashes in .segments", shown)
+        elif highest >= files.vocab_size:
+            self._damage("TR-SHARD-TOKENS", files.mds, f"token {highest} is outside the vocabulary")
 
     def _unnamed(self) -> Iterator[str]:
         named = set(self._manifest.files_hashed) | UNCOVERED_NAMES

@@ -34,7 +34,7 @@ from .layout import (
 )
 from .segments import SegmentArray, SegmentFile, encode_segments, segment_fault
 
-__all__ = ["ShardRecord", "ShardSpec", "ShardWriter"]
+__all__ = ["ShardRecord", "ShardSpec", "ShardWriter", "check_source_name"]
 
 
 @dataclass(frozen=True)
