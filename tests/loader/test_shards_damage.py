@@ -86,7 +86,7 @@ def offsets_to_flip(name: str, size_bytes: int, rng: random.Random) -> list[int]
     """The fixed header of a table byte by byte, the start of others, and bytes drawn at random."""
     header = {".segments": 64, ".docs": 64}.get(Path(name).suffix, 8)
     chosen = [*range(min(header, size_bytes)), size_bytes - 1]
-    return chosen + [rng.randrange(size_bytes) for _ in range(16)]
+    return chosen + [rng.randrange(size_bytes) for _ in range(8)]
 
 
 def flip_and_check(path: Path, name: str, positions: list[tuple[int, int]]) -> None:

@@ -351,7 +351,7 @@ def test_writer_refuses_what_it_could_not_read_back(tmp_path: Path) -> None:
         close(good, [0.5] * 8)
     with pytest.raises(ValueError, match="no segment"):
         close(good, documents=2)
-    with pytest.raises(ValueError, match="byte_count must be in"):
+    with pytest.raises(ValueError, match="byte_start must be in"):
         make_segments([0], [0], [0], [1 << 32], [0])
     with pytest.raises(ValueError, match="at least one sample"):
         ShardWriter(tmp_path, ShardSpec("web", 0, 8, 100)).close()
