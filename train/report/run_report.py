@@ -221,11 +221,17 @@ def _dataset_sections(view: RunView) -> Iterator[Section]:
 
 
 def _document_counts(accounting: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Totals of documents by fate, as the build accounts for them (``documents: {in, trained, ...}``)."""
-    counts = accounting.get("documents", {})
-    if not isinstance(counts, Mapping):
-        return []
-    return [(str(name), count) for name, count in counts.items() if isinstance(count, int)]
+    """Totals of documents by fate over all sources, as the build accounts for them; none if it did not."""
+    sources = [row for row in accounting.get("sources", {}).values() if "records" in row]
+    counts: dict[str, int] = dict.fromkeys(("in", "rejected"), 0) if sources else {}
+    for row in sources:
+        fates = {"in": row["records"], "rejected": row["rejected"], **row["removed"], "held out": row["held_out"]}
+        for fate, count in fates.items():
+            name = f"removed ({fate})" if fate in row["removed"] else fate
+            counts[name] = counts.get(name, 0) + int(count)
+    if sources:
+        counts["trained"] = sum(int(row["trained"]) for row in sources)
+    return list(counts.items())
 
 
 def _funnel(counts: Sequence[tuple[str, int]]) -> Chart:
