@@ -18,12 +18,11 @@ Legend: N positions, S sources, D leaves, R stages, U blocks, P the 256 position
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .permute import derive_key, keyed_cells, mix64, permute
+from .permute import derive_key, mix64
 from .tree import Tree, build_tree
 from .weights import BLOCK, POSITION_LIMIT, WEIGHT_BITS, MixtureStage, WeightStage, integer_stages
 
@@ -34,7 +33,11 @@ _BLOCKS_AT_ONCE = 1024
 _KEPT_RUN = 2
 _KEPT_RUNS = 64
 _BLOCK_BITS = BLOCK.bit_length() - 1
-_BLOCK_CELL = keyed_cells(np.array([BLOCK]), np.zeros(1, np.uint64))
+_NUM_SHUFFLES = 64
+_TABLE_MASK = _NUM_SHUFFLES * BLOCK - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_INSIDE_P = np.arange(BLOCK)
+_INSIDE_P.setflags(write=False)
 
 
 class Mixture:
@@ -50,11 +53,11 @@ class Mixture:
     def __init__(self, sources: Sequence[str], stages: tuple[WeightStage, ...], seed: int) -> None:
         self.sources = tuple(sources)
         self.stages = stages
-        self._key = np.uint64(derive_key("mixture-block", seed))
+        self._shuffle = _BlockShuffle(seed)
         leaf_names = _leaf_order(self.sources, stages)
         number = {name: place for place, name in enumerate(self.sources)}
         self._leaf_of_S = np.empty(len(self.sources), np.int64)
-        self._source_of_D = np.array([number[name] for name in leaf_names], np.int64)
+        self._source_of_D = np.array([number[name] for name in leaf_names], np.int32)
         self._leaf_of_S[self._source_of_D] = np.arange(len(self.sources))
         self._start_R = np.array([stage.start for stage in stages], np.int64)
         self._trees: list[Tree] = []
@@ -86,7 +89,7 @@ class Mixture:
         positions_N = _checked(positions_N)
         source_N, rank_N = np.empty(len(positions_N), np.int32), np.empty(len(positions_N), np.int64)
         for here, row_N, source_UP, rank_UP in self._blocks_of(positions_N >> _BLOCK_BITS):
-            inside_N = (positions_N[here] & (BLOCK - 1)) + row_N * BLOCK
+            inside_N = (positions_N[here] & (BLOCK - 1)) | (row_N << _BLOCK_BITS)
             source_N[here] = source_UP.reshape(-1)[inside_N]
             rank_N[here] = rank_UP.reshape(-1)[inside_N]
         return source_N, rank_N
@@ -192,30 +195,46 @@ class Mixture:
 
     def _evaluate(self, block_U: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """source_UP and rank_UP of whole blocks."""
-        inside_P = np.arange(BLOCK)
-        leaf_M, rank_M = self._locate_slots(((block_U << _BLOCK_BITS)[:, None] + inside_P).reshape(-1))
-        keys = np.repeat(mix64(block_U.astype(np.uint64) + self._key), BLOCK)
-        # one grid and many keys; the grid is the cell, so nothing walks
-        cells = replace(
-            _BLOCK_CELL,
-            key_low_C=(keys & np.uint64(0xFFFFFFFF)).astype(np.uint32),
-            key_high_C=(keys >> np.uint64(32)).astype(np.uint32),
-        )
-        slot_M = permute(np.tile(inside_P, len(block_U)), cells)
-        offset_M = np.repeat(np.arange(len(block_U)) * BLOCK, BLOCK)
-        leaf_at_M = leaf_M[slot_M + offset_M]
+        first_U1 = (block_U << _BLOCK_BITS)[:, None]
+        leaf_M, rank_M = self._locate_slots((first_U1 + _INSIDE_P).reshape(-1))
+        row_U1 = np.arange(len(block_U))[:, None]
+        leaf_at_UP = leaf_M[self._shuffle.slots_UP(block_U) + (row_U1 << _BLOCK_BITS)]
         # of one block and leaf, the ascending ranks go to the ascending positions
-        group_M = offset_M // BLOCK * len(self.sources)
+        group_U1 = row_U1 * len(self.sources)
+        num_groups = len(block_U) * len(self.sources)
+        of_positions = _stable_order((leaf_at_UP + group_U1).reshape(-1), num_groups)
+        of_slots = _stable_order((leaf_M.reshape(leaf_at_UP.shape) + group_U1).reshape(-1), num_groups)
         rank_at_M = np.empty_like(rank_M)
-        rank_at_M[_stable_order(leaf_at_M + group_M)] = rank_M[_stable_order(leaf_M + group_M)]
-        shape = (len(block_U), BLOCK)
-        return self._source_of_D[leaf_at_M].astype(np.int32).reshape(shape), rank_at_M.reshape(shape)
+        rank_at_M[of_positions] = rank_M[of_slots]
+        return self._source_of_D[leaf_at_UP], rank_at_M.reshape(leaf_at_UP.shape)
 
 
-def _stable_order(groups_M: _Ints) -> _Ints:
+class _BlockShuffle:
+    """A keyed permutation of the 256 places of each block: two of 64 random ones, joined and shifted by a key.
+
+    28 bits of key for a handful of array operations, however the blocks lie.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._key = np.uint64(derive_key("mixture-block", seed))
+        count = np.uint64(_NUM_SHUFFLES * BLOCK)
+        hashed = mix64(np.arange(count, dtype=np.uint64) * _GOLDEN + np.uint64(derive_key("mixture-table", seed)))
+        tagged = (hashed.reshape(_NUM_SHUFFLES, BLOCK) & ~np.uint64(BLOCK - 1)) | np.arange(BLOCK, dtype=np.uint64)
+        self._table = (np.sort(tagged, axis=1) & np.uint64(BLOCK - 1)).astype(np.int64).reshape(-1)
+
+    def slots_UP(self, block_U: _Ints) -> _Ints:
+        """The place of the slot that each place of each block reads."""
+        hashed_U1 = mix64(block_U.astype(np.uint64) + self._key)[:, None]
+        # row of the table in the upper bits, place in the lower: xor moves both at once
+        places_UP = self._table[_INSIDE_P ^ ((hashed_U1 >> np.uint64(8)).astype(np.int64) & _TABLE_MASK)]
+        places_UP ^= (hashed_U1 >> np.uint64(32)).astype(np.int64) & _TABLE_MASK
+        slots_UP: _Ints = self._table[places_UP]
+        return slots_UP
+
+
+def _stable_order(groups_M: _Ints, num_groups: int) -> _Ints:
     """Stable argsort; numpy sorts 16-bit numbers by radix."""
-    narrow = int(groups_M[-1]) + BLOCK < 1 << 16 and int(groups_M.max()) < 1 << 16
-    return np.argsort(groups_M.astype(np.uint16) if narrow else groups_M, kind="stable")
+    return np.argsort(groups_M.astype(np.uint16) if num_groups <= 1 << 16 else groups_M, kind="stable")
 
 
 def _checked(positions_N: _Ints) -> _Ints:

@@ -58,7 +58,7 @@ class SourceOrder:
             if kept is not None:
                 self._kept.move_to_end(epoch)
                 return kept
-        built = build_tables(self.layout, derive_key("epoch", self._key, epoch))
+        built = build_tables(self.layout, epoch, derive_key("epoch", self._key, epoch))
         with self._lock:
             self._kept[epoch] = built
             while len(self._kept) > self._max_kept:
@@ -71,7 +71,7 @@ class SourceOrder:
         sample_N = np.empty(len(index_N), np.int64)
         for epoch in np.unique(epoch_N):
             here = epoch_N == epoch
-            sample_N[here] = self.tables(int(epoch)).samples_at(index_N[here])
+            sample_N[here] = self.tables(int(epoch)).samples_at(index_N[here])[1]
         return epoch_N, sample_N
 
     def raw_of(self, epoch_N: _Ints, sample_N: _Ints) -> _Ints:
@@ -90,10 +90,16 @@ class SourceOrder:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Consecutive epochs of every source, laid end to end: source s has ``num_S[s]`` of them from ``first_S[s]`` on."""
+    """Consecutive epochs of every source, laid end to end.
 
-    first_S: _Ints
-    num_S: _Ints
+    Attributes:
+        low_S: first raw index of each source that lies in the tables. span_S: how many do, u8; 0 for sources left out.
+        start_S: index in the tables of that first one.
+        tables: the tables.
+    """
+
+    low_S: _Ints
+    span_S: NDArray[np.uint64]
     start_S: _Ints
     tables: EpochTables
 
@@ -108,21 +114,26 @@ class OrderSet:
         self._last: _Joined | None = None
 
     def locate(self, source_N: NDArray[np.int32], raw_N: _Ints) -> tuple[_Ints, _Ints]:
-        """(epoch_N, sample_N) of raw index ``raw_N`` of each source."""
+        """(epoch_N, sample_N) of raw index ``raw_N`` >= 0 of each source."""
         if not len(raw_N):
-            return raw_N, raw_N
-        size_N = self._size_S[source_N]
-        epoch_N = raw_N // size_N
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         joined = self._last  # one read: another thread may replace it, a snapshot itself never changes
-        offset_N = epoch_N - joined.first_S[source_N] if joined is not None else None
-        if joined is None or offset_N is None or ((offset_N < 0) | (offset_N >= joined.num_S[source_N])).any():
-            joined = self._join(source_N, epoch_N)
-            if joined is None:
-                return epoch_N, self._one_by_one(source_N, raw_N)
+        index_N = self._index_in(joined, source_N, raw_N) if joined is not None else None
+        if joined is None or index_N is None:
+            joined = self._join(source_N, raw_N // self._size_S[source_N])
+            index_N = self._index_in(joined, source_N, raw_N) if joined is not None else None
+            if joined is None or index_N is None:
+                return raw_N // self._size_S[source_N], self._one_by_one(source_N, raw_N)
             self._last = joined
-        # start + (epoch - first) * size + index = start - first * size + raw
-        base_S = joined.start_S - joined.first_S * self._size_S
-        return epoch_N, joined.tables.samples_at(raw_N + base_S[source_N])
+        return joined.tables.samples_at(index_N)
+
+    def _index_in(self, joined: _Joined, source_N: NDArray[np.int32], raw_N: _Ints) -> _Ints | None:
+        """Where the raw indices lie in the tables; None if one of them does not."""
+        index_N: _Ints = raw_N - joined.low_S[source_N]
+        if (index_N.view(np.uint64) >= joined.span_S[source_N]).any():  # a negative one is huge
+            return None
+        index_N += joined.start_S[source_N]
+        return index_N
 
     def _one_by_one(self, source_N: NDArray[np.int32], raw_N: _Ints) -> _Ints:
         sample_N = np.empty(len(raw_N), np.int64)
@@ -145,7 +156,7 @@ class OrderSet:
         at_once = int((wanted * (self._num_slices_S + 64)).sum())
         if num_slices > max(_JOINED_SLICES, 2 * at_once):
             return None
-        first_S, start_S, start = np.where(wanted, low_S, 0), np.zeros(num_sources, np.int64), 0
+        start_S, start = np.zeros(num_sources, np.int64), 0
         parts, starts = [], []
         for source in np.flatnonzero(wanted):
             start_S[source] = start
@@ -153,7 +164,9 @@ class OrderSet:
                 parts.append(self.orders[source].tables(epoch))
                 starts.append(start)
                 start += int(self._size_S[source])
-        return _Joined(first_S, num_S, start_S, join_tables(parts, np.array(starts, np.int64)))
+        low_S = np.where(wanted, low_S, 0) * self._size_S
+        span_S = (num_S * self._size_S).astype(np.uint64)
+        return _Joined(low_S, span_S, start_S, join_tables(parts, np.array(starts, np.int64)))
 
 
 def source_key(seed: int, name: str) -> int:

@@ -54,7 +54,7 @@ class EpochTables:
     """The order of one epoch, or of several laid end to end.
 
     Attributes:
-        window_start_W: first index of each window. window_cells: their permutations.
+        window_start_W: first index of each window. window_cells: their permutations. epoch_W: the epoch they lie in.
         slice_start_Q: first index of each slice before the window's permutation. slice_shard_Q: its shard (row here).
         slice_shift_Q: place in the shard minus index, for all of the slice.
         first_S: source sample number of each shard's first sample. shard_cells: their permutations.
@@ -63,6 +63,7 @@ class EpochTables:
 
     window_start_W: _Ints
     window_cells: Cells
+    epoch_W: _Ints
     slice_start_Q: _Ints
     slice_shard_Q: _Ints
     slice_shift_Q: _Ints
@@ -70,15 +71,15 @@ class EpochTables:
     shard_cells: Cells
     slice_of_SJ: _Ints
 
-    def samples_at(self, index_N: _Ints) -> _Ints:
-        """Source sample number at each index."""
-        shuffled_N = self._inside_windows(index_N, inverse=False)
+    def samples_at(self, index_N: _Ints) -> tuple[_Ints, _Ints]:
+        """(epoch_N, sample_N): epoch and source sample number at each index."""
+        window_N, shuffled_N = self._inside_windows(index_N, inverse=False)
         slice_N = np.searchsorted(self.slice_start_Q, shuffled_N, "right") - 1
         shuffled_N += self.slice_shift_Q[slice_N]
         shard_N = self.slice_shard_Q[slice_N]
         sample_N = permute(shuffled_N, self.shard_cells.at(shard_N))
         sample_N += self.first_S[shard_N]
-        return sample_N
+        return self.epoch_W[window_N], sample_N
 
     def index_of(self, shard_N: _Ints, place_N: _Ints) -> _Ints:
         """Index of each sample, given as row of its shard here and its number inside the shard."""
@@ -87,15 +88,15 @@ class EpochTables:
         num_slices = self.slice_of_SJ.shape[1]
         # slice j of n samples is [n j // J, n (j + 1) // J)
         slice_N = self.slice_of_SJ[shard_N, (shuffled_N * num_slices + num_slices - 1) // cells.size_C]
-        return self._inside_windows(shuffled_N - self.slice_shift_Q[slice_N], inverse=True)
+        return self._inside_windows(shuffled_N - self.slice_shift_Q[slice_N], inverse=True)[1]
 
-    def _inside_windows(self, index_N: _Ints, *, inverse: bool) -> _Ints:
+    def _inside_windows(self, index_N: _Ints, *, inverse: bool) -> tuple[_Ints, _Ints]:
         window_N = np.searchsorted(self.window_start_W, index_N, "right") - 1
         start_N = self.window_start_W[window_N]
         cells = self.window_cells.at(window_N)
         moved_N = (unpermute if inverse else permute)(index_N - start_N, cells)
         moved_N += start_N
-        return moved_N
+        return window_N, moved_N
 
 
 def shard_layout(samples_S: Sequence[int] | _Ints, window_shards: int, slices: int) -> ShardLayout:
@@ -138,7 +139,7 @@ def _shard_order(epoch_key: int, num_shards: int) -> _Ints:
     return (tagged_S & low).astype(np.int64)
 
 
-def build_tables(layout: ShardLayout, epoch_key: int) -> EpochTables:
+def build_tables(layout: ShardLayout, epoch: int, epoch_key: int) -> EpochTables:
     """The tables of the epoch whose 64-bit key is given; linear in the number of shards."""
     num_shards, width, slices = len(layout.samples_S), layout.window_shards, layout.slices
     order_S = _shard_order(epoch_key, num_shards)
@@ -165,6 +166,7 @@ def build_tables(layout: ShardLayout, epoch_key: int) -> EpochTables:
     return EpochTables(
         window_start_W=window_start_W,
         window_cells=keyed_cells(window_size_W, _keys(epoch_key, "window", num_windows)),
+        epoch_W=np.full(num_windows, epoch, np.int64),
         slice_start_Q=ends_Q[:-1],
         slice_shard_Q=shard_Q,
         slice_shift_Q=start_in_shard_Q - ends_Q[:-1],
@@ -182,6 +184,7 @@ def join_tables(parts: Sequence[EpochTables], start_P: _Ints) -> EpochTables:
     return EpochTables(
         window_start_W=np.concatenate([part.window_start_W + start_P[p] for p, part in numbered]),
         window_cells=Cells.join([part.window_cells for part in parts]),
+        epoch_W=np.concatenate([part.epoch_W for part in parts]),
         slice_start_Q=np.concatenate([part.slice_start_Q + start_P[p] for p, part in numbered]),
         slice_shard_Q=np.concatenate([part.slice_shard_Q + shards_P[p] for p, part in numbered]),
         slice_shift_Q=np.concatenate([part.slice_shift_Q - start_P[p] for p, part in numbered]),

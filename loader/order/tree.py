@@ -52,10 +52,13 @@ class Tree:
         """The leaf of each slot of the stage (counted from its start, >= 0), and the slot's rank among that leaf's."""
         arrivals_N = (coordinates_N & _PERIOD_MASK).astype(np.float64)
         node_N = np.ones(len(coordinates_N), np.int64)
-        for _ in range(self.size.bit_length() - 1):
-            total_N, left_N = self.total_K[node_N], self.left_K[node_N]
+        for level in range(self.size.bit_length() - 1):
+            # at the root one total serves all: dividing by a power of two is cheap, gathering is not
+            total_N, left_N = (
+                (self.total_K[node_N], self.left_K[node_N]) if level else (self.total_K[1:2], self.left_K[1:2])
+            )
             product_N = arrivals_N * left_N
-            product_N += self.phase_K[node_N]
+            product_N += self.phase_K[node_N] if level else self.phase_K[1:2]
             to_left_N = product_N / total_N
             np.floor(to_left_N, out=to_left_N)
             # remainder + a >= t: the next arrival makes the quotient one larger, so it is the one that goes left
