@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DamageError, RefusedError
+from .files import TEMPORARY_PREFIX
 from .ledger import list_attempts, read_ledger_file
 from .run_folder import RunPaths, read_config, read_events, read_identity
 from .runs import ledger_of, read_branches, read_skips
@@ -22,6 +23,7 @@ from .shards.verify import Finding, finding_of
 __all__ = ["COMMIT_NAME", "inspect_run", "verify_checkpoint", "verify_run"]
 
 COMMIT_NAME = "COMMIT.json"
+_PINS = "pinned"  # empty files named like the checkpoints to keep
 _KNOWN = frozenset(
     {
         "config.yaml",
@@ -63,7 +65,8 @@ def verify_run(path: Path | str) -> list[Finding]:
     if not findings:
         guard(partial(ledger_of, paths))
     for folder in sorted(paths.checkpoints.iterdir()) if paths.checkpoints.is_dir() else ():
-        findings += verify_checkpoint(folder, paths.root)
+        if folder.name != _PINS:
+            findings += verify_checkpoint(folder, paths.root)
     findings += [
         Finding("TR-FILE-UNNAMED", child.name, "", "nothing names this", "unnamed")
         for child in sorted(paths.root.iterdir())
@@ -82,17 +85,17 @@ def _check_ledgers(paths: RunPaths, branch: str) -> None:
 def verify_checkpoint(folder: Path, root: Path) -> list[Finding]:
     """Compare each file of a checkpoint with its COMMIT.json; names in the findings are relative to ``root``.
 
-    A folder without COMMIT.json is what a killed save leaves: ``unnamed``, no damage.
+    A folder with a temporary name is what a killed save leaves: ``unnamed``, no damage.
     """
     name = os.path.relpath(folder, root)
-    if not (folder / COMMIT_NAME).is_file():
-        return [Finding("TR-CHECKPOINT-OPEN", name, "", "a save that was never committed", "unnamed")]
+    if folder.name.startswith(TEMPORARY_PREFIX):
+        return [Finding("TR-CHECKPOINT-OPEN", name, "", "a save that was never finished", "unnamed")]
     try:
         files = read_sealed(folder / COMMIT_NAME)["files"]
-        records = {str(file): (record["size_bytes"], record["xxh3_128"]) for file, record in files.items()}
+        records = {str(file): _record(record) for file, record in files.items()}
     except DamageError as error:
         return [finding_of(root, error)]
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return [Finding("TR-CHECKPOINT-FORMAT", f"{name}/{COMMIT_NAME}", "", "not the commit of a checkpoint")]
     findings = []
     for file, expected in records.items():
@@ -108,6 +111,12 @@ def verify_checkpoint(folder: Path, root: Path) -> list[Finding]:
         if file not in records and file != COMMIT_NAME:
             findings.append(Finding("TR-FILE-UNNAMED", f"{name}/{file}", "", "nothing names this file", "unnamed"))
     return findings
+
+
+def _record(value: Any) -> tuple[int, str]:
+    """(size in bytes, xxh3-128), from a pair or an object."""
+    size_bytes, digest = (value["size_bytes"], value["xxh3_128"]) if isinstance(value, dict) else value
+    return int(size_bytes), str(digest)
 
 
 def _check_file_name(name: str, place: str) -> str:
