@@ -19,7 +19,6 @@ from loader.shards.writer import ShardRecord
 
 from .documents import Status
 from .mix import SourceMix
-from .mix_stage import read_mix
 from .pipeline import Pipeline
 from .stages import read_json
 
@@ -107,6 +106,8 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
     """
+    from .mix_stage import read_mix
+
     sources = dedup_account(pipeline)
     mix = read_mix(pipeline.folder("mix"))
     for row in mix.rows:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,45 +28,16 @@ from loader.shards.segments import SegmentArray, make_segments
 from loader.shards.writer import ShardSpec, ShardWriter
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
+from .buckets import Bucket, BuildFolders
 from .job import Job
 from .kernels.pack import gather_tokens
 from .keys import document_keys, purpose_key
 from .mix_stage import read_mix
 from .pack import PackedWindow, pack_window, window_borders
 from .stages import read_json
-from .tokenize import SPLITS, stored_dtype
+from .tokenize import stored_dtype
 
-__all__ = ["Bucket", "BuildFolders", "PackDocuments", "WriteShards"]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Bucket ``number`` of 2^``bits`` of a source in a split: the documents whose key begins with these bits."""
-
-    split: int
-    source: str
-    number: int
-    bits: int
-
-    def key_range(self) -> tuple[int, int]:
-        """First and last key."""
-        width = 1 << (64 - self.bits)
-        return self.number * width, (self.number + 1) * width - 1
-
-
-@dataclass(frozen=True)
-class BuildFolders:
-    """Folders of the stages that packing reads, and of the two that it writes."""
-
-    tokenizer: Path
-    tokenised: Path
-    mix: Path
-    pack: Path
-    write: Path
-
-    def dataset(self, split: int) -> Path:
-        """Where the write stage makes the Dataset of a split."""
-        return self.write / SPLITS[split]
+__all__ = ["PackDocuments", "WriteShards"]
 
 
 @dataclass(frozen=True)

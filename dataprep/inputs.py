@@ -8,11 +8,10 @@ from loader.errors import ConfigError
 
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile
-from .formats import FORMATS
 from .job import Job
 from .stages import hash_inputs
 
-__all__ = ["find_inputs", "load_job"]
+__all__ = ["check_formats", "find_inputs", "load_job"]
 
 
 def load_job(config: BuildConfig, base: Path, cache_path: Path | None) -> Job:
@@ -35,7 +34,7 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     """The files of all sources: sources in the order of the configuration, files by relative path.
 
     Raises:
-        ConfigError: see ``load_job``; an unknown format; a file name that is no plain Unicode.
+        ConfigError: see ``load_job``; a file name that is no plain Unicode.
     """
     rank = {name: place for place, name in enumerate(source_priority(config))}
     inputs = []
@@ -47,14 +46,21 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     return tuple(inputs)
 
 
+def check_formats(config: BuildConfig) -> None:
+    """Refuse unknown formats; apart from ``find_inputs`` because the readers take long to import.
+
+    Raises:
+        ConfigError: a source has a format that no reader knows.
+    """
+    from .formats import FORMATS
+
+    for name, source in config.sources.items():
+        if source.format not in FORMATS:
+            message = f"source {name!r}: no reader for format {source.format!r}"
+            raise ConfigError("TR-INPUT-FORMAT", message, f"sources.{name}.format", f"one of {', '.join(FORMATS)}")
+
+
 def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
-    if source.format not in FORMATS:
-        raise ConfigError(
-            "TR-INPUT-FORMAT",
-            f"source {name!r}: no reader for format {source.format!r}",
-            f"sources.{name}.format",
-            f"one of {', '.join(FORMATS)}",
-        )
     if not root.is_dir():
         raise ConfigError(
             "TR-SOURCE-ROOT",

@@ -22,7 +22,7 @@ from loader.errors import JobError
 from loader.files import hash_file
 from loader.settings import to_plain
 
-from .config import BuildConfig
+from .buckets import Bucket, BuildFolders
 from .dedup.config import DecideConfig, SignConfig
 from .job import Job
 from .normalize import RULES_VERSION, UNICODE_VERSION
@@ -31,7 +31,6 @@ from .stages import RawFile, Stage, stage_digest
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
 
-    from .build import Bucket, BuildFolders
 
 __all__ = ["STAGES", "Pipeline", "locked", "plan_pipeline"]
 
@@ -89,8 +88,6 @@ class Pipeline:
 
 
 def _build_folders(folders: Mapping[str, Path]) -> BuildFolders:
-    from .build import BuildFolders
-
     return BuildFolders(folders["tokenizer"], folders["tokenize"], folders["mix"], folders["pack"], folders["write"])
 
 
@@ -193,8 +190,6 @@ def _model_hash(model: Path) -> str:
 
 def _buckets(job: Job) -> tuple[Bucket, ...]:
     """Tasks of packing: 2^k buckets of about 256 MiB of text for each source and split that may have documents."""
-    from .build import Bucket
-
     fraction = job.config.holdout.fraction
     buckets = []
     for split, share in enumerate((1.0, fraction)):
@@ -293,14 +288,3 @@ def locked(work: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def config_paths(config: BuildConfig, base: Path) -> tuple[Path, Path, Path | None]:
-    """Output, work folder and tokenizer model of a configuration whose file lies in ``base``."""
-    output = base / config.output
-    work = base / config.run.work if config.run.work is not None else output.with_name(output.name + ".work")
-    load = config.tokenizer.sentencepiece.load
-    model = None if load is None else base / load
-    if model is not None and model.is_dir():
-        model = model / "sentencepiece.model"
-    return output, work, model

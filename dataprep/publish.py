@@ -23,7 +23,6 @@ from loader.canonical import digest_of
 from loader.errors import RefusedError
 from loader.files import TEMPORARY_PREFIX, fsync_folder, write_atomic
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
-from loader.shards.dataset import read_manifest
 from loader.shards.manifest import InputFile
 from loader.text.tokenizers import load_tokenizer
 
@@ -31,9 +30,9 @@ from .account import Written
 from .config import semantic_of
 from .mix_stage import REMOVED_SCHEMA, write_parquet
 from .pipeline import Pipeline
-from .tokenize import SPLITS
+from .places import SPLITS, existing_build, split_outputs
 
-__all__ = ["CUTS_SCHEMA", "Published", "existing_build", "publish", "split_outputs"]
+__all__ = ["CUTS_SCHEMA", "Published", "publish"]
 
 CUTS_SCHEMA = pa.schema(
     [
@@ -58,27 +57,6 @@ class Published:
     digest: str
     validation: Path | None
     validation_digest: str | None
-
-
-def split_outputs(output: Path) -> tuple[Path, Path]:
-    """Folders of the training and of the validation Dataset."""
-    return output, output.with_name(f"{output.name}-validation")
-
-
-def existing_build(path: Path) -> str | None:
-    """The build digest of the Dataset at ``path``; None if nothing is there.
-
-    Raises:
-        RefusedError: something else is there.
-        DamageError: its manifest is damaged.
-    """
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return None
-    if not (path / "manifest.json").is_file():
-        raise RefusedError(
-            "TR-OUTPUT-TAKEN", "the output is taken by something that is no Dataset", str(path), "a new or empty folder"
-        )
-    return read_manifest(path).parents.get("build", "")
 
 
 def publish(pipeline: Pipeline, output: Path, written: Written, report: str, facts: Mapping[str, Any]) -> Published:

@@ -18,9 +18,10 @@ from loader.progress import Progress
 from loader.settings import load_config, to_plain
 
 from .config import BuildConfig, semantic_of
-from .engines import EngineOptions, make_engine, run_stage
-from .inputs import load_job
-from .pipeline import Pipeline, config_paths, locked, plan_pipeline
+from .engines import EngineOptions, check_engine, make_engine, run_stage
+from .inputs import check_formats, load_job
+from .pipeline import Pipeline, locked, plan_pipeline
+from .places import SPLITS, config_paths, existing_build, split_outputs
 from .stages import Stage
 
 __all__ = ["Prepared", "describe_plan", "finished_build", "prepare", "run_build", "run_until"]
@@ -50,7 +51,7 @@ def prepare(path: Path, overrides: Sequence[str], *, read_only: bool) -> Prepare
     config = load_config(path, BuildConfig, overrides).config
     base = path.resolve().parent
     output, work, model = config_paths(config, base)
-    make_engine(config.run.engine, EngineOptions())
+    check_engine(config.run.engine)
     if not read_only:
         work.mkdir(parents=True, exist_ok=True)
     job = load_job(config, base, None if read_only else work / "inputs.json")
@@ -61,6 +62,7 @@ def describe_plan(prepared: Prepared, last: str) -> tuple[dict[str, Any], str]:
     """What would be done, as JSON and as text; nothing is written."""
     pipeline = prepared.pipeline
     config = pipeline.job.config
+    check_formats(config)
     sources = {name: {"files": 0, "size_bytes": 0} for name in config.sources}
     for raw in pipeline.job.raw:
         sources[raw.source]["files"] += 1
@@ -101,6 +103,7 @@ def run_until(
         TokenreelError: what a stage raised.
     """
     run = prepared.pipeline.job.config.run
+    check_formats(prepared.pipeline.job.config)
     engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))
     for stage in prepared.pipeline.until(last):
         started = time.monotonic()
@@ -128,8 +131,6 @@ def finished_build(prepared: Prepared) -> bool:
     Raises:
         RefusedError: the output is another Dataset, or something else.
     """
-    from .publish import existing_build, split_outputs
-
     places = split_outputs(prepared.output)
     found = [existing_build(place) for place in places]
     for place, digest in zip(places, found, strict=True):
@@ -158,37 +159,42 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
     Raises:
         TokenreelError: what a stage raised; a sum that does not hold; an output that is taken.
     """
-    from .account import account, account_table, dedup_account, read_written
-    from .publish import publish
-    from .report import dataset_page
-
     started = time.time()
     pipeline = prepared.pipeline
     with locked(pipeline.work):
         if not finished_build(prepared):
             _forget_half_moved(prepared)
-
-            def after(stage: Stage) -> None:
-                if stage.name == "decide":
-                    output.note(account_table(dedup_account(pipeline)))
-                elif stage.name == "mix":
-                    output.note(mix_text(pipeline))
-
-            run_until(prepared, "write", output, after)
-            written = read_written(pipeline)
-            accounting = account(pipeline, written)
-            config = semantic_of(pipeline.job.config)
-            page = dataset_page(config, accounting, _tokenizer_facts(pipeline))
-            facts = {
-                "base": prepared.base,
-                "output": prepared.output,
-                "accounting": accounting,
-                "package_version": package_version(),
-                "job": _job_facts(prepared, started),
-            }
-            publish(pipeline, prepared.output, written, page, facts)
+            _run_and_publish(prepared, output, started)
         shutil.rmtree(pipeline.folder("write"), ignore_errors=True)
     return _result(prepared)
+
+
+def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None:
+    """All stages, the tables that belong between them, the account, the Datasets."""
+    from .account import account, account_table, dedup_account, read_written
+    from .publish import publish
+    from .report import dataset_page
+
+    pipeline = prepared.pipeline
+
+    def after(stage: Stage) -> None:
+        if stage.name == "decide":
+            output.note(account_table(dedup_account(pipeline)))
+        elif stage.name == "mix":
+            output.note(mix_text(pipeline))
+
+    run_until(prepared, "write", output, after)
+    written = read_written(pipeline)
+    accounting = account(pipeline, written)
+    page = dataset_page(semantic_of(pipeline.job.config), accounting, _tokenizer_facts(pipeline))
+    facts = {
+        "base": prepared.base,
+        "output": prepared.output,
+        "accounting": accounting,
+        "package_version": package_version(),
+        "job": _job_facts(prepared, started),
+    }
+    publish(pipeline, prepared.output, written, page, facts)
 
 
 def mix_text(pipeline: Pipeline) -> str:
@@ -211,9 +217,6 @@ def _forget_half_moved(prepared: Prepared) -> None:
     """A Dataset that was moved out and is gone again must be written again: its stage's markers would say it is
     there.
     """
-    from .publish import existing_build, split_outputs
-    from .tokenize import SPLITS
-
     write = prepared.pipeline.stages["write"]
     if write.incomplete_ranks():
         return
@@ -227,7 +230,6 @@ def _forget_half_moved(prepared: Prepared) -> None:
 
 def _splits_with_shards(pipeline: Pipeline) -> set[str]:
     from .account import read_written
-    from .tokenize import SPLITS
 
     return {name for name, records in zip(SPLITS, read_written(pipeline).records, strict=True) if records}
 
@@ -257,15 +259,15 @@ def _result(prepared: Prepared) -> dict[str, Any]:
     """Digests and places of a finished build."""
     from loader.shards.dataset import open_dataset
 
-    from .publish import split_outputs
-
     main, validation = split_outputs(prepared.output)
     dataset = open_dataset(main)
+    accounting = dict(dataset.manifest.accounting)
+    accounting["sources"] = {name: accounting["sources"][name] for name in dataset.source_names}
     result = {
         "output": str(main),
         "digest": dataset.digest,
         "build": prepared.pipeline.digest,
-        "accounting": dataset.manifest.accounting,
+        "accounting": accounting,
         "validation": None,
         "validation_digest": None,
         "stages_s": prepared.timings,

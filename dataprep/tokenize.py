@@ -33,10 +33,7 @@ from .job import Job, npy_bytes
 from .keys import document_keys
 from .stages import check_unchanged
 
-__all__ = ["SPLITS", "TOKENISED_DTYPE", "TokenizeDocuments", "stored_dtype"]
-
-SPLITS = ("train", "validation")
-"""Names of the splits, by their number in ``TOKENISED_DTYPE``."""
+__all__ = ["TOKENISED_DTYPE", "TokenizeDocuments", "stored_dtype"]
 
 TOKENISED_DTYPE = np.dtype(
     [
@@ -50,7 +47,9 @@ TOKENISED_DTYPE = np.dtype(
         ("place", "<u8"),
     ]
 )
-"""A tokenised document: ``num_tokens`` without BOS and EOS; ``place`` = its first token's number in the tokens file."""
+"""A tokenised document: ``split`` = its place in ``places.SPLITS``; ``num_tokens`` without BOS and EOS; ``place`` =
+its first token's number in the tokens file.
+"""
 
 _RUN_TOKENS = 1 << 25
 

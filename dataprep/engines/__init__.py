@@ -13,7 +13,7 @@ from loader.errors import ConfigError
 
 from ..stages import Stage, check_unchanged, close_stage, open_stage
 
-__all__ = ["ENGINES", "Engine", "EngineOptions", "make_engine", "run_stage"]
+__all__ = ["ENGINES", "Engine", "EngineOptions", "check_engine", "make_engine", "run_stage"]
 
 ENGINES: Mapping[str, str] = {
     "local": "dataprep.engines.local:LocalEngine",
@@ -43,14 +43,23 @@ class Engine(Protocol):
         """
 
 
-def make_engine(name: str, options: EngineOptions) -> Engine:
-    """The engine called ``name``.
+def check_engine(name: str) -> None:
+    """Refuse an unknown engine without importing any.
 
     Raises:
         ConfigError: there is none of that name.
     """
     if name not in ENGINES:
         raise ConfigError("TR-ENGINE-UNKNOWN", f"no engine {name!r}", "run.engine", f"one of {', '.join(ENGINES)}")
+
+
+def make_engine(name: str, options: EngineOptions) -> Engine:
+    """The engine called ``name``.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    check_engine(name)
     module_name, _, class_name = ENGINES[name].partition(":")
     kind = cast(Callable[[EngineOptions], Engine], getattr(importlib.import_module(module_name), class_name))
     return kind(options)

@@ -21,11 +21,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from datatrove.executor.base import PipelineExecutor
@@ -43,6 +46,7 @@ __all__ = ["LocalEngine", "StageExecutor"]
 
 _RECORDED = 1
 _POLL_S = 5.0
+_RESTART_S = 0.2
 _PRELOAD = "dataprep.engines.preload"
 
 
@@ -127,6 +131,17 @@ def _run_task(executor: StageExecutor, rank: int) -> None:
             os._exit(_RECORDED)
 
 
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Children need nothing from the main script, and running it again in each of them costs time or worse."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 @dataclass
 class _Supervision:
     """State of one stage run: ranks to start, processes alive, attempts made, ranks failed."""
@@ -166,15 +181,26 @@ class LocalEngine:
             raise _failure(stage, state.failed)
         executor.merge_statistics()
 
-    @staticmethod
-    def _start(context: Any, executor: StageExecutor, state: _Supervision) -> None:
+    def _start(self, context: Any, executor: StageExecutor, state: _Supervision) -> None:
         rank = state.todo.pop(0)
         state.attempts[rank] = state.attempts.get(rank, 0) + 1
         name = f"{executor.stage_name}-{rank}"
         process = context.Process(target=_run_task, args=(executor, rank), name=name)
-        with child_environment_set():
-            process.start()
-        state.live[process.sentinel] = (process, rank)
+        try:
+            with child_environment_set(), _main_module_hidden():
+                process.start()
+        except (EOFError, ConnectionError):  # the fork server itself was killed; the next start makes a new one
+            time.sleep(_RESTART_S)
+            self._again(state, rank, "its fork server died")
+        else:
+            state.live[process.sentinel] = (process, rank)
+
+    def _again(self, state: _Supervision, rank: int, cause: str) -> None:
+        """Try a rank again, unless it was tried too often."""
+        if state.attempts[rank] <= self._options.retries:
+            state.todo.append(rank)
+        else:
+            state.failed[rank] = cause
 
     def _collect(self, stage: Stage, state: _Supervision, sentinel: int, done: Callable[[int], None]) -> None:
         """One process ended: completed, failed for good, or to be tried again."""
@@ -186,10 +212,8 @@ class LocalEngine:
             done(rank)
         elif code == _RECORDED:
             state.failed[rank] = ""
-        elif state.attempts[rank] <= self._options.retries:
-            state.todo.append(rank)
         else:
-            state.failed[rank] = _cause(code)
+            self._again(state, rank, _cause(code))
 
 
 def _cause(code: int | None) -> str:

@@ -1,0 +1,40 @@
+"""The tasks of packing and writing, and the folders between which they work; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .places import SPLITS
+
+__all__ = ["Bucket", "BuildFolders"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Bucket ``number`` of 2^``bits`` of a source in a split: the documents whose key begins with these bits."""
+
+    split: int
+    source: str
+    number: int
+    bits: int
+
+    def key_range(self) -> tuple[int, int]:
+        """First and last key."""
+        width = 1 << (64 - self.bits)
+        return self.number * width, (self.number + 1) * width - 1
+
+
+@dataclass(frozen=True)
+class BuildFolders:
+    """Folders of the stages that packing reads, and of the two that it writes."""
+
+    tokenizer: Path
+    tokenised: Path
+    mix: Path
+    pack: Path
+    write: Path
+
+    def dataset(self, split: int) -> Path:
+        """Where the write stage makes the Dataset of a split."""
+        return self.write / SPLITS[split]
