@@ -17,7 +17,7 @@ from .documents import document_blocks
 if TYPE_CHECKING:
     from loader.shards.manifest import Manifest
 
-__all__ = ["render_run_report", "write_run_report"]
+__all__ = ["cut_windows", "render_run_report", "run_curves", "write_run_report"]
 
 _MOST_EVENTS = 300
 
@@ -74,13 +74,13 @@ def _verdicts(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [event for event in events if event.get("kind") == "verdict"]
 
 
-def _cut_windows(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def cut_windows(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Windows ``[start, stop)`` of steps that a rollback answered."""
     cut = [event["window"] for event in _verdicts(events) if event.get("rollback") is not None and "window" in event]
     return [(int(window["start"]), int(window["stop"])) for window in cut]
 
 
-def _curves(view: RunView) -> list[BranchCurve]:
+def run_curves(view: RunView) -> list[BranchCurve]:
     """The run as it stands, and the part of each branch that a rollback left."""
     branches = read_branches(view.paths)
     curves = [BranchCurve(view.branch.number, view.ledger_N, is_left=False)]
@@ -100,7 +100,7 @@ def _curves(view: RunView) -> list[BranchCurve]:
 def _loss_blocks(view: RunView, events: Sequence[Mapping[str, Any]]) -> list[Block]:
     if not len(view.ledger_N):
         return [Prose("No step has been done yet.")]
-    curves, windows = _curves(view), _cut_windows(events)
+    curves, windows = run_curves(view), cut_windows(events)
     blocks: list[Block] = [loss_chart(curves, windows), norm_chart(curves, windows)]
     evaluations = [event for event in events if event.get("kind") == "evaluation"]
     if evaluations:
