@@ -64,7 +64,7 @@ _INFINITY = np.uint64(int.from_bytes(b"Infinity", "little"))
 
 
 @helper
-def skip_space(data: Any, i: int) -> int:
+def skip_space(data: Any, i: Any) -> Any:
     """Index of the first byte from ``i`` on that is no JSON white space; a newline is none here."""
     while data[i] == 32 or data[i] == 9 or data[i] == 13:
         i += 1
@@ -72,7 +72,7 @@ def skip_space(data: Any, i: int) -> int:
 
 
 @helper
-def _hex4(data: Any, i: int) -> Any:
+def _hex4(data: Any, i: Any) -> Any:
     """Value of four hex digits, or -1."""
     a, b, c, d = _HEX[data[i]], _HEX[data[i + 1]], _HEX[data[i + 2]], _HEX[data[i + 3]]
     if (a | b | c | d) > 15:
@@ -81,25 +81,25 @@ def _hex4(data: Any, i: int) -> Any:
 
 
 @kernel
-def _read_unicode_escape(data: Any, i: int) -> tuple[int, int]:
+def _read_unicode_escape(data: Any, i: Any) -> tuple[Any, Any]:
     r"""``data[i:]`` is ``\u`` and what follows: (index after it, code point), pairs joined; or (-reason, 0)."""
     value = _hex4(data, i + 2)
     if value < 0:
-        return -_SYNTAX, 0
+        return np.int64(-_SYNTAX), np.int64(0)
     if value < 0xD800 or value > 0xDFFF:
         return i + 6, value
     if value >= 0xDC00 or data[i + 6] != _BACKSLASH or data[i + 7] != 0x75:
-        return -_SURROGATE, 0
+        return np.int64(-_SURROGATE), np.int64(0)
     low = _hex4(data, i + 8)
     if low < 0:
-        return -_SYNTAX, 0
+        return np.int64(-_SYNTAX), np.int64(0)
     if low < 0xDC00 or low > 0xDFFF:
-        return -_SURROGATE, 0
+        return np.int64(-_SURROGATE), np.int64(0)
     return i + 12, 0x10000 + ((value & 0x3FF) << 10) + (low & 0x3FF)
 
 
 @helper
-def _put_code_point(out: Any, o: int, value: int) -> int:
+def _put_code_point(out: Any, o: Any, value: Any) -> Any:
     """Write ``value`` as UTF-8; returns the index after it."""
     if value < 0x80:
         out[o] = value
@@ -121,7 +121,7 @@ def _put_code_point(out: Any, o: int, value: int) -> int:
 
 
 @kernel
-def decode_string(data: Any, i: int, out: Any, o: int) -> tuple[int, int]:
+def decode_string(data: Any, i: Any, out: Any, o: Any) -> tuple[Any, Any]:
     """``i`` after the opening quote: decodes into ``out[o:]``; (index after the closing quote, end in out) or
     (-reason, 0)."""
     while True:
@@ -136,7 +136,7 @@ def decode_string(data: Any, i: int, out: Any, o: int) -> tuple[int, int]:
         if data[i] == QUOTE:
             return i + 1, o
         if data[i] != _BACKSLASH:
-            return -_SYNTAX, 0
+            return np.int64(-_SYNTAX), np.int64(0)
         value = _ESCAPES[data[i + 1]]
         if value != 0:
             out[o] = value
@@ -145,14 +145,14 @@ def decode_string(data: Any, i: int, out: Any, o: int) -> tuple[int, int]:
         elif data[i + 1] == 0x75:
             i, code_point = _read_unicode_escape(data, i)
             if i < 0:
-                return i, 0
+                return i, np.int64(0)
             o = _put_code_point(out, o, code_point)
         else:
-            return -_SYNTAX, 0
+            return np.int64(-_SYNTAX), np.int64(0)
 
 
 @kernel
-def skip_string(data: Any, i: int) -> tuple[int, bool]:
+def skip_string(data: Any, i: Any) -> tuple[Any, bool]:
     """``i`` after the opening quote: (index after the closing quote or -reason, whether it held an escape)."""
     escaped = False
     while True:
@@ -164,7 +164,7 @@ def skip_string(data: Any, i: int) -> tuple[int, bool]:
         if data[i] == QUOTE:
             return i + 1, escaped
         if data[i] != _BACKSLASH:
-            return -_SYNTAX, escaped
+            return np.int64(-_SYNTAX), escaped
         escaped = True
         if _ESCAPES[data[i + 1]] != 0:
             i += 2
@@ -173,21 +173,21 @@ def skip_string(data: Any, i: int) -> tuple[int, bool]:
             if i < 0:
                 return i, escaped
         else:
-            return -_SYNTAX, escaped
+            return np.int64(-_SYNTAX), escaped
 
 
 @helper
-def _skip_digits(data: Any, i: int) -> int:
+def _skip_digits(data: Any, i: Any) -> Any:
     """Index after one or more digits, or -reason."""
     if data[i] < 48 or data[i] > 57:
-        return -_SYNTAX
+        return np.int64(-_SYNTAX)
     while data[i] >= 48 and data[i] <= 57:
         i += 1
     return i
 
 
 @kernel
-def _skip_number(data: Any, i: int) -> int:
+def _skip_number(data: Any, i: Any) -> Any:
     """Index after a number (or -Infinity) at ``i``, or -reason."""
     if data[i] == _MINUS:
         i += 1
@@ -208,7 +208,7 @@ def _skip_number(data: Any, i: int) -> int:
 
 
 @kernel
-def _skip_literal(data: Any, i: int) -> int:
+def _skip_literal(data: Any, i: Any) -> Any:
     """Index after true, false, null, NaN or Infinity at ``i``, or -reason."""
     word = load32(data, i)
     if word == _TRUE or word == _NULL:
@@ -219,25 +219,25 @@ def _skip_literal(data: Any, i: int) -> int:
         return i + 3
     if load64(data, i) == _INFINITY:
         return i + 8
-    return -_SYNTAX
+    return np.int64(-_SYNTAX)
 
 
 @kernel
-def _skip_key(data: Any, i: int) -> int:
+def _skip_key(data: Any, i: Any) -> Any:
     """``i`` where a key must begin: index where its value must begin, or -reason."""
     if data[i] != QUOTE:
-        return -_SYNTAX
+        return np.int64(-_SYNTAX)
     i, _ = skip_string(data, i + 1)
     if i < 0:
         return i
     i = skip_space(data, i)
     if data[i] != COLON:
-        return -_SYNTAX
+        return np.int64(-_SYNTAX)
     return skip_space(data, i + 1)
 
 
 @kernel
-def skip_value(data: Any, i: int, base: int, stack: Any) -> int:
+def skip_value(data: Any, i: Any, base: Any, stack: Any) -> Any:
     """Index after the value at ``i``, which lies at nesting ``base``; or -reason. ``stack[d]`` = 1 where level d is an
     object: no recursion, so depth costs no stack of the machine."""
     depth = base
@@ -248,7 +248,7 @@ def skip_value(data: Any, i: int, base: int, stack: Any) -> int:
         elif byte == OPEN_OBJECT or byte == _OPEN_LIST:
             depth += 1
             if depth > MAX_DEPTH:
-                return -_DEPTH
+                return np.int64(-_DEPTH)
             stack[depth] = byte == OPEN_OBJECT
             i = skip_space(data, i + 1)
             if data[i] == byte + 2:  # both closing brackets lie two after the opening ones
@@ -280,13 +280,13 @@ def skip_value(data: Any, i: int, base: int, stack: Any) -> int:
                 depth -= 1
                 i += 1
             else:
-                return -_SYNTAX
+                return np.int64(-_SYNTAX)
         if not more:
             return i
 
 
 @kernel
-def is_utf8(data: Any, start: int, stop: int) -> bool:
+def is_utf8(data: Any, start: Any, stop: Any) -> bool:
     """Strict UTF-8 (no overlong forms, surrogates, or code points above U+10FFFF), 64 bytes at a time."""
     second, third, fourth = _ZERO, _ZERO, _ZERO  # bits carried over: a continuation must come here
     after_e0, after_ed, after_f0, after_f4 = _ZERO, _ZERO, _ZERO, _ZERO

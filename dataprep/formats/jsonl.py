@@ -19,8 +19,7 @@ from .scanner import PADDING_BYTES, STATE, ScanInput, ScanOutput, scan_lines, sc
 __all__ = ["read_jsonl"]
 
 _BOM = b"\xef\xbb\xbf"
-_DOCUMENTS_PER_SCAN = 1 << 15
-_REJECTS_PER_SCAN = 1 << 10
+_LINES_PER_SCAN = 1 << 15
 _READ_BYTES = 1 << 20
 
 
@@ -105,10 +104,12 @@ class _Lines:
 def _sink(key: bytes) -> ScanOutput:
     return ScanOutput(
         text=np.zeros(0, np.uint8),
-        offset_N=np.zeros(_DOCUMENTS_PER_SCAN + 1, np.int64),
-        start_N=np.zeros(_DOCUMENTS_PER_SCAN, np.int64),
-        record_N=np.zeros(_DOCUMENTS_PER_SCAN, np.int64),
-        rejects=np.zeros((_REJECTS_PER_SCAN, 3), np.int64),
+        offset_N=np.zeros(_LINES_PER_SCAN + 1, np.int64),
+        start_N=np.zeros(_LINES_PER_SCAN, np.int64),
+        record_N=np.zeros(_LINES_PER_SCAN, np.int64),
+        reject_L3=np.zeros((_LINES_PER_SCAN, 3), np.int64),
+        stop_L=np.zeros(_LINES_PER_SCAN, np.int64),
+        high_L=np.zeros(_LINES_PER_SCAN, np.uint8),
         state=np.zeros(STATE.LENGTH, np.int64),
         scratch=np.zeros(scratch_size(key), np.uint8),
     )
@@ -124,7 +125,7 @@ def _batch(sink: ScanOutput, base: int) -> RawBatch:
 
 
 def _rejects(sink: ScanOutput, base: int) -> NDArray[np.void]:
-    found = sink.rejects[: int(sink.state[STATE.REJECTS])]
+    found = sink.reject_L3[: int(sink.state[STATE.REJECTS])]
     rows = np.zeros(len(found), REJECT_DTYPE)
     rows["record"], rows["record_start"], rows["reason"] = found[:, 0], found[:, 1] + base, found[:, 2]
     return rows

@@ -59,22 +59,25 @@ class ScanInput(NamedTuple):
 
 
 class ScanOutput(NamedTuple):
-    """Where ``scan_lines`` writes: ``text`` uint8 (at least as long as the block plus 128), ``offset_N`` int64 with one
-    entry more than documents, ``start_N`` and ``record_N`` int64 per document, ``rejects`` int64 rows (record, start,
-    reason), ``state`` int64 by ``STATE``, ``scratch`` uint8 for nesting and keys (see ``scratch_size``)."""
+    """Where ``scan_lines`` writes, for up to L lines a call: ``text`` uint8 (at least as long as the block plus 128),
+    ``offset_N`` int64 (L + 1), ``start_N`` and ``record_N`` int64 (L) per document, ``reject_L3`` int64 rows
+    (record, start, reason), ``stop_L`` int64 and ``high_L`` uint8: ends of the lines and whether they hold bytes
+    above 127, ``state`` int64 by ``STATE``, ``scratch`` uint8 for nesting and keys (see ``scratch_size``)."""
 
     text: NDArray[np.uint8]
     offset_N: NDArray[np.int64]
     start_N: NDArray[np.int64]
     record_N: NDArray[np.int64]
-    rejects: NDArray[np.int64]
+    reject_L3: NDArray[np.int64]
+    stop_L: NDArray[np.int64]
+    high_L: NDArray[np.uint8]
     state: NDArray[np.int64]
     scratch: NDArray[np.uint8]
 
 
 class STATE:
-    """Indices of ``ScanOutput.state``: next record number (in and out); documents, rejects, blank lines and bytes
-    consumed by this call."""
+    """Indices of ``ScanOutput.state``: next record number (in and out); documents, rejects, blank lines of this
+    call, and how far it came (an index of ``data``)."""
 
     RECORD, DOCUMENTS, REJECTS, BLANK, CONSUMED = range(5)
     LENGTH = 5
@@ -90,7 +93,7 @@ def scratch_size(key: bytes) -> int:
 
 
 @helper
-def _is_key(data: Any, start: int, stop: int, key: Any) -> bool:
+def _is_key(data: Any, start: Any, stop: Any, key: Any) -> bool:
     if stop - start != key.shape[0]:
         return False
     for j in range(key.shape[0]):
@@ -100,32 +103,29 @@ def _is_key(data: Any, start: int, stop: int, key: Any) -> bool:
 
 
 @kernel
-def _read_key(source: ScanInput, i: int, scratch: Any) -> tuple[int, bool]:
-    """A key of the record's own object at ``i``: (index where its value must begin or -reason, is it the text
-    field)."""
-    data, key = source.data, source.key
+def _read_key(data: Any, key: Any, i: Any, scratch: Any) -> tuple[Any, bool]:
+    """A key of the record's own object at ``i``: (index where its value begins or -reason, is it the text field)."""
     if data[i] != QUOTE:
-        return -_SYNTAX, False
+        return np.int64(-_SYNTAX), False
     start = i + 1
     i, escaped = skip_string(data, start)
     if i < 0:
         return i, False
     stop = i - 1
+    is_text = False
     if not escaped:
         is_text = _is_key(data, start, stop, key)
     elif stop - start <= 6 * key.shape[0]:  # an escape takes six bytes at most for each byte of the key
-        _, end = decode_string(data, start, scratch, _KEY_AT)
-        is_text = _is_key(scratch, _KEY_AT, end, key)
-    else:
-        is_text = False
+        _, end = decode_string(data, start, scratch, np.int64(_KEY_AT))
+        is_text = _is_key(scratch, np.int64(_KEY_AT), end, key)
     i = skip_space(data, i)
     if data[i] != COLON:
-        return -_SYNTAX, False
+        return np.int64(-_SYNTAX), False
     return skip_space(data, i + 1), is_text
 
 
 @helper
-def _only_space(text: Any, start: int, stop: int) -> bool:
+def _only_space(text: Any, start: Any, stop: Any) -> bool:
     for j in range(start, stop):
         if text[j] != 32 and (text[j] < 9 or text[j] > 13):
             return False
@@ -133,30 +133,29 @@ def _only_space(text: Any, start: int, stop: int) -> bool:
 
 
 @kernel
-def _parse_record(source: ScanInput, span: tuple[int, int], sink: ScanOutput, o: int) -> tuple[int, int]:
-    """One line ``span``, its newline at ``span[1]``: (0, end of the text written at ``sink.text[o:]``) or (reason,
+def _parse_record(data: Any, key: Any, span: Any, text: Any, o: Any, scratch: Any) -> tuple[Any, Any]:
+    """One line ``span`` with its newline at ``span[1]``: (0, end of its text written at ``text[o:]``) or (reason,
     o)."""
-    data = source.data
     i = skip_space(data, span[0])
     if data[i] != OPEN_OBJECT:
-        i = skip_value(data, i, 0, sink.scratch)
+        i = skip_value(data, i, np.int64(0), scratch)
         if i < 0:
             return -i, o
-        return (_NOT_OBJECT if skip_space(data, i) == span[1] else _SYNTAX), o
+        return np.int64(_NOT_OBJECT if skip_space(data, i) == span[1] else _SYNTAX), o
     end = o
-    reason = _TEXT_MISSING
+    reason = np.int64(_TEXT_MISSING)
     i = skip_space(data, i + 1)
     more = data[i] != CLOSE_OBJECT
     while more:
-        i, is_text = _read_key(source, i, sink.scratch)
+        i, is_text = _read_key(data, key, i, scratch)
         if i < 0:
             return -i, o
         if is_text and data[i] == QUOTE:
-            i, end = decode_string(data, i + 1, sink.text, o)
-            reason = 0
+            i, end = decode_string(data, i + 1, text, o)
+            reason = np.int64(0)
         else:
-            i = skip_value(data, i, 1, sink.scratch)
-            reason = _TEXT_TYPE if is_text else reason
+            i = skip_value(data, i, np.int64(1), scratch)
+            reason = np.int64(_TEXT_TYPE) if is_text else reason
         if i < 0:
             return -i, o
         i = skip_space(data, i)
@@ -164,68 +163,67 @@ def _parse_record(source: ScanInput, span: tuple[int, int], sink: ScanOutput, o:
         if more:
             i = skip_space(data, i + 1)
     if data[i] != CLOSE_OBJECT or skip_space(data, i + 1) != span[1]:
-        return _SYNTAX, o
-    if reason == 0 and _only_space(sink.text, o, end):
-        return _EMPTY, o
+        return np.int64(_SYNTAX), o
+    if reason == 0 and _only_space(text, o, end):
+        return np.int64(_EMPTY), o
     return reason, end if reason == 0 else o
 
 
-@helper
-def _scan_line(source: ScanInput, span: tuple[int, int], high: bool, sink: ScanOutput) -> None:
-    """Judge one line and write its document or reject."""
-    state = sink.state
-    record = state[_RECORD]
-    state[_RECORD] = record + 1
-    keep_R = source.keep_R
-    if keep_R.shape[0] > 0 and (record >= keep_R.shape[0] or keep_R[record] == 0):
-        return
-    if skip_space(source.data, span[0]) == span[1]:
-        state[_BLANK] += 1
-        return
-    count = state[_DOCUMENTS]
-    begin = sink.offset_N[count]
-    reason, end = _UTF8, begin
-    if span[1] - span[0] > source.line_limit_bytes:
-        reason = _TOO_LONG
-    elif not high or is_utf8(source.data, span[0], span[1]):
-        reason, end = _parse_record(source, span, sink, begin)
-    if reason == 0:
-        sink.start_N[count] = span[0]
-        sink.record_N[count] = record
-        sink.offset_N[count + 1] = end
-        state[_DOCUMENTS] = count + 1
-        return
-    row = sink.rejects[state[_REJECTS]]
-    row[0], row[1], row[2] = record, span[0], reason
-    state[_REJECTS] += 1
+@kernel
+def _find_lines(data: Any, first: Any, size: Any, stop_L: Any, high_L: Any) -> Any:
+    """Indices of the newlines in ``data[first:size]`` and whether their lines hold bytes above 127; their number."""
+    count = np.int64(0)
+    high = False
+    for at in range(first, size, 64):
+        newlines, highs = masks_line(data, at)
+        if size - at < 64:
+            newlines &= (_ONE << np.uint64(size - at)) - _ONE
+        while newlines != _ZERO:
+            upto = newlines ^ (newlines - _ONE)  # the bits up to and with the lowest newline
+            if count == stop_L.shape[0]:
+                return count
+            stop_L[count] = at + count_trailing_zeros(newlines)
+            high_L[count] = high or (highs & upto) != _ZERO
+            count += 1
+            high = False
+            highs &= ~upto
+            newlines &= newlines - _ONE
+        high = high or highs != _ZERO
+    return count
 
 
 @kernel
 def scan_lines(source: ScanInput, first: int, size: int, sink: ScanOutput) -> None:
-    """Scan ``source.data[first:size]``, whole lines, until done or ``sink`` is full; ``state[CONSUMED]`` says how far
-    (an index of ``data``). Documents and rejects restart at 0; the record number goes on."""
+    """Scan ``source.data[first:size]``, whole lines, until done or ``sink`` is full; ``state[CONSUMED]`` says how far.
+    Documents and rejects restart at 0; the record number goes on."""
+    data, key, keep_R, limit = source.data, source.key, source.keep_R, source.line_limit_bytes
+    text, offset_N, start_N, record_N = sink.text, sink.offset_N, sink.start_N, sink.record_N
+    stop_L, high_L, scratch = sink.stop_L, sink.high_L, sink.scratch
+    record, documents, rejects, blank = sink.state[_RECORD], np.int64(0), np.int64(0), np.int64(0)
+    start = np.int64(first)
+    end = np.int64(0)
+    offset_N[0] = 0
+    for line in range(_find_lines(data, start, np.int64(size), stop_L, high_L)):
+        stop = stop_L[line]
+        wanted = keep_R.shape[0] == 0 or (record < keep_R.shape[0] and keep_R[record] != 0)
+        if wanted and skip_space(data, start) == stop:
+            blank += 1
+        elif wanted:
+            reason = np.int64(_UTF8)
+            if stop - start > limit:
+                reason = np.int64(_TOO_LONG)
+            elif high_L[line] == 0 or is_utf8(data, start, stop):
+                reason, end = _parse_record(data, key, (start, stop), text, end, scratch)
+            if reason == 0:
+                start_N[documents], record_N[documents] = start, record
+                documents += 1
+                offset_N[documents] = end
+            else:
+                row = sink.reject_L3[rejects]
+                row[0], row[1], row[2] = record, start, reason
+                rejects += 1
+        record += 1
+        start = stop + 1
     state = sink.state
-    state[_DOCUMENTS] = 0
-    state[_REJECTS] = 0
-    state[_BLANK] = 0
-    sink.offset_N[0] = 0
-    start = first
-    high = False
-    for at in range(first, size, 64):
-        newlines, highs = masks_line(source.data, at)
-        if size - at < 64:
-            newlines &= (_ONE << np.uint64(size - at)) - _ONE
-        while newlines != _ZERO:
-            bit = count_trailing_zeros(newlines)
-            upto = newlines ^ (newlines - _ONE)  # the bits up to and with the lowest newline
-            high = high or (highs & upto) != _ZERO
-            highs &= ~upto
-            newlines &= newlines - _ONE
-            if state[_DOCUMENTS] == sink.record_N.shape[0] or state[_REJECTS] == sink.rejects.shape[0]:
-                state[_CONSUMED] = start
-                return
-            _scan_line(source, (start, at + bit), high, sink)
-            high = False
-            start = at + bit + 1
-        high = high or highs != _ZERO
+    state[_RECORD], state[_DOCUMENTS], state[_REJECTS], state[_BLANK] = record, documents, rejects, blank
     state[_CONSUMED] = start

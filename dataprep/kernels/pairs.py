@@ -70,7 +70,7 @@ def emit_pairs(bands: Bands, band: int, member_N: Any, limits: tuple[int, int], 
     """
     key_N = bands.key_BN[band]
     start, first = sink.state[0], sink.state[1]
-    count = 0
+    count = np.int64(0)
     done = True
     while start < member_N.shape[0] and done:
         stop = start
@@ -93,7 +93,7 @@ def emit_pairs(bands: Bands, band: int, member_N: Any, limits: tuple[int, int], 
 
 
 @helper
-def _pair_with_rest(bands: Bands, band: int, member_M: Any, floor: int, target: tuple[PairSink, int]) -> int:
+def _pair_with_rest(bands: Bands, band: int, member_M: Any, floor: int, target: tuple[PairSink, Any]) -> Any:
     """Pair the first member with all others; the number of pairs written so far."""
     sink, count = target
     a = member_M[0]

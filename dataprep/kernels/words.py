@@ -70,7 +70,7 @@ def _hash_ascii(data: Any, start: int, length: int) -> Any:
         left -= 8
     mask = _ALL >> np.uint64(64 - 8 * left)
     state = _absorb(state, (load64(data, start) | _FOLD) & mask)
-    return _finish(state, length, _ZERO)
+    return _finish(state, np.uint64(length), _ZERO)
 
 
 @helper
@@ -109,7 +109,7 @@ def _push(state: Any, pending: Any, length: Any, code_point: Any) -> tuple[Any, 
 
 
 @kernel
-def _walk(data: Any, span: tuple[int, int], table: Any, token_T: Any, count: int) -> tuple[int, int]:
+def _walk(data: Any, span: Any, table: Any, token_T: Any, count: Any) -> tuple[Any, Any]:
     """Tokens from ``span[0]`` to the first ASCII byte that is no word byte, or ``span[1]``: (tokens so far, where)."""
     i = span[0]
     state, pending, length = _SEED, _ZERO, _ZERO
@@ -149,9 +149,9 @@ def _walk(data: Any, span: tuple[int, int], table: Any, token_T: Any, count: int
 
 
 @kernel
-def split_words(data: Any, span: tuple[int, int], table: Any, token_T: Any) -> int:
+def split_words(data: Any, span: Any, table: Any, token_T: Any) -> Any:
     """Token hashes (uint64) of ``data[span[0]:span[1]]`` into ``token_T`` (room for one a byte); their number."""
-    count = 0
+    count = np.int64(0)
     block = span[0]
     stop = span[1]
     while block < stop:
