@@ -110,10 +110,9 @@ class SkipEntry:
     @cached_property
     def ranges_R2(self) -> _Ints:
         """The ranges as an array."""
-        flat = np.fromiter(chain.from_iterable(self.ranges), np.int64)
-        if len(flat) != 2 * len(self.ranges):
-            raise ValueError("not pairs")
-        return flat.reshape(-1, 2)
+        if not set(map(len, self.ranges)) <= {2} or not set(map(type, chain.from_iterable(self.ranges))) <= {int}:
+            raise ValueError("not pairs of integers")
+        return np.fromiter(chain.from_iterable(self.ranges), np.int64, 2 * len(self.ranges)).reshape(-1, 2)
 
     @cached_property
     def digest(self) -> str:
