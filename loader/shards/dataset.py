@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DamageError, RefusedError
 from .access import file_size, read_npy, read_verified, resolve
-from .cache import Lru
+from .cache import Cache
 from .documents import DocumentIndex, DocumentPlace
-from .gather import ShardPart, gather_segments
-from .layout import SHARD_DTYPE, TokenArray
+from .gather import SegmentRows, ShardPart, gather_segments, join_rows
+from .layout import SHARD_DTYPE, TokenArray, token_dtype
 from .manifest import (
     MAX_MANIFEST_BYTES,
     InputFile,
@@ -27,13 +27,13 @@ from .manifest import (
     files_from_text,
     parse_manifest,
 )
-from .reader import ShardFiles, TokenFile, copy_rows, read_documents, read_segments
-from .segments import SegmentFile, SegmentTable
+from .reader import ShardFiles, TokenFile, read_documents, read_hashes, read_segments
+from .segments import SegmentTable
 
 __all__ = ["Dataset", "open_dataset", "read_manifest"]
 
 _MAX_OPEN_SHARDS = 512
-_TABLE_CACHE_BYTES = 96 << 20
+_TABLE_CACHE_BYTES = 128 << 20
 
 
 class Dataset:
@@ -62,9 +62,8 @@ class Dataset:
         self._samples_K = {name: samples_R[a:b] for name, (a, b) in spans.items()}
         self._sample_start_K = {name: np.cumsum([0, *samples_R[a:b]]) for name, (a, b) in spans.items()}
         self._segment_start_K = {name: np.cumsum([0, *segments_R[a:b]]) for name, (a, b) in spans.items()}
-        self._token_files: Lru[TokenFile] = Lru(_MAX_OPEN_SHARDS)
-        self._segment_tables: Lru[SegmentFile] = Lru(_TABLE_CACHE_BYTES)
-        self._document_tables: Lru[NDArray[np.void]] = Lru(_TABLE_CACHE_BYTES)
+        self._tokens: Cache[tuple[TokenFile, NDArray[np.uint64]]] = Cache(_MAX_OPEN_SHARDS)
+        self._segments: Cache[SegmentRows] = Cache(_TABLE_CACHE_BYTES)
         self._lock = threading.Lock()
         self._index: DocumentIndex | None = None
         self._files: tuple[InputFile, ...] | None = None
@@ -88,38 +87,49 @@ class Dataset:
             IndexError: a number is outside the source.
             DamageError: a shard or sample is not what was written.
         """
-        sample_N, shard_N, local_N = self._locate(source, samples_N)
-        expected_N = np.empty(len(sample_N), np.uint64)
-        files: dict[int, TokenFile] = {}
-        for shard, index_N in _groups(shard_N):
-            row = self._first_row[source] + shard
-            file = files[shard] = self._token_file(row)
-            file.check_alive()
-            expected_N[index_N] = self._segments(row).sample_hash_N[local_N[index_N]]
-        rows = zip([files[shard] for shard in shard_N.tolist()], local_N.tolist(), strict=True)
+        count = len(np.atleast_1d(np.asarray(samples_N)))
+        tokens_NT = np.empty((count, self.manifest.seq_len), token_dtype(self.manifest.vocab_size))
+        self.read_samples_into(source, samples_N, tokens_NT, np.arange(count))
+        return tokens_NT
+
+    def read_samples_into(
+        self, source: str, samples_N: ArrayLike, tokens_RT: TokenArray, row_N: NDArray[np.int64]
+    ) -> None:
+        """As :meth:`read_samples`, into rows ``row_N`` of a C-contiguous array of the Dataset's dtype."""
         manifest = self.manifest
-        tokens_NT, hash_N = copy_rows(rows, len(sample_N), manifest.seq_len, manifest.vocab_size)
-        wrong_N = np.flatnonzero(hash_N != expected_N)
+        if tokens_RT.dtype != token_dtype(manifest.vocab_size) or tokens_RT.shape[1:] != (manifest.seq_len,):
+            raise ValueError(f"no rows of this Dataset: {tokens_RT.dtype} {tokens_RT.shape}")
+        sample_N, shard_N, local_N = self._locate(source, samples_N)
+        if not len(sample_N):
+            return
+        expected_N, found_N = np.empty((2, len(sample_N)), np.uint64)
+        target = tokens_RT.data.cast("B")
+        first_row = self._first_row[source]
+        for shard, index_N in _groups(shard_N):
+            file, hash_N = self._tokens.get(first_row + shard, self._open_tokens)
+            file.check_alive()
+            mine_N = local_N[index_N]
+            found_N[index_N] = np.array(file.copy(mine_N.tolist(), target, row_N[index_N].tolist()), np.uint64)
+            expected_N[index_N] = hash_N[mine_N]
+        wrong_N = np.flatnonzero(found_N != expected_N)
         if len(wrong_N):
             first = int(wrong_N[0])
             raise DamageError(
                 "TR-SAMPLE-HASH",
                 f"sample {int(local_N[first])} of the shard differs from what was written"
                 f" (sample {int(sample_N[first])} of source {source!r}; {len(wrong_N)} of {len(sample_N)} read)",
-                str(files[int(shard_N[first])].path),
+                str(self.shard_files(first_row + int(shard_N[first])).mds),
                 f"xxh3-64 {int(expected_N[first]):016x}",
                 f"tokenreel verify {self.path}",
             )
-        return tokens_NT
 
     def segments_of(self, source: str, samples_N: ArrayLike) -> SegmentTable:
         """The segments of N samples, with their documents; samples as in :meth:`read_samples`."""
         sample_N, shard_N, local_N = self._locate(source, samples_N)
         parts = []
         for shard, index_N in _groups(shard_N):
-            row = self._first_row[source] + shard
-            tables = self._segments(row), self._documents(row)
-            parts.append(ShardPart(shard, index_N, local_N[index_N], *tables))
+            segments = self._segments.get(self._first_row[source] + shard, self._open_segments)
+            parts.append(ShardPart(shard, index_N, local_N[index_N], segments))
         return gather_segments(parts, sample_N, self._segment_start_K[source], self.manifest.seq_len)
 
     def find_document(self, document: int) -> tuple[DocumentPlace, ...]:
@@ -136,12 +146,11 @@ class Dataset:
         """(source, source sample numbers) of a document, one entry a shard that holds it."""
         found = []
         for place in self.find_document(document):
-            row = self._first_row[place.source] + place.shard
-            table = self._segments(row)
-            if int(self._documents(row)["id"][place.row]) != document:
+            table = self._segments.get(self._first_row[place.source] + place.shard, self._open_segments)
+            segment_S = np.flatnonzero(table.rows_S["document_row"] == place.row)
+            if not len(segment_S) or int(table.rows_S["id"][segment_S[0]]) != document:
                 raise DamageError("TR-DATASET-INDEX", "a row names another document", str(self.path / "documents.npy"))
-            segment_S = np.flatnonzero(table.segments_S["document_row"] == place.row)
-            local_N = np.unique(np.searchsorted(table.segment_offset_N, segment_S, "right") - 1)
+            local_N = np.unique(np.searchsorted(table.offset_N, segment_S, "right") - 1)
             found.append((place.source, local_N + self._sample_start_K[place.source][place.shard]))
         return found
 
@@ -208,14 +217,14 @@ class Dataset:
         shard_N = np.searchsorted(start_K, sample_N, "right") - 1
         return sample_N, shard_N, sample_N - start_K[shard_N]
 
-    def _token_file(self, row: int) -> TokenFile:
-        return self._token_files.get(row, lambda: (TokenFile(self.shard_files(row)), 1))
+    def _open_tokens(self, row: int) -> tuple[tuple[TokenFile, NDArray[np.uint64]], int]:
+        files = self.shard_files(row)
+        return (TokenFile(files), read_hashes(files)), 1
 
-    def _segments(self, row: int) -> SegmentFile:
-        return self._segment_tables.get(row, lambda: read_segments(self.shard_files(row)))
-
-    def _documents(self, row: int) -> NDArray[np.void]:
-        return self._document_tables.get(row, lambda: read_documents(self.shard_files(row)))
+    def _open_segments(self, row: int) -> tuple[SegmentRows, int]:
+        files = self.shard_files(row)
+        segments = join_rows(read_segments(files), read_documents(files))
+        return segments, segments.size_bytes
 
     def _document_index(self) -> DocumentIndex:
         with self._lock:

@@ -185,8 +185,8 @@ class _Verifier:
         files = dataset.shard_files(row)
         tables: list[SegmentFile] = []
         documents: list[NDArray[np.void]] = []
-        self._guard(lambda: tables.append(read_segments(files)[0]))
-        self._guard(lambda: documents.append(read_documents(files)[0]))
+        self._guard(lambda: tables.append(read_segments(files)))
+        self._guard(lambda: documents.append(read_documents(files)))
         hash_N = tables[0].sample_hash_N if tables else None
         self._guard(partial(self._check_tokens, files, hash_N))
         self._progress(files.size_bytes)

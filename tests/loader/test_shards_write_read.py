@@ -24,7 +24,7 @@ from loader.shards import (
     open_dataset,
     write_dataset_manifest,
 )
-from loader.shards.cache import Lru
+from loader.shards.cache import Cache
 from loader.shards.layout import mds_size
 
 
@@ -219,16 +219,23 @@ def test_reading_from_many_threads(made: MadeDataset, monkeypatch: pytest.Monkey
 
 def test_cache_keeps_what_is_used_and_bounds_the_rest() -> None:
     made: list[int] = []
-    cache: Lru[int] = Lru(3)
 
-    def get(key: int) -> None:
-        assert cache.get(key, lambda: (made.append(key) or key, 1)) == key  # type: ignore[func-returns-value]
+    def make(key: int) -> tuple[int, int]:
+        made.append(key)
+        return key, 1
 
-    for key in (1, 2, 3, 1, 4, 1, 2):
-        get(key)
-    assert made == [1, 2, 3, 4, 2]
-    big: Lru[int] = Lru(1)
-    assert big.get(7, lambda: (70, 100)) == big.get(7, lambda: (71, 100)) == 70
+    cache: Cache[int] = Cache(3)
+    for key in (1, 2, 3, 4):
+        assert cache.get(key, make) == key
+    for key in (2, 5, 2):  # 3 and 4 were not used again, 2 was
+        assert cache.get(key, make) == key
+    assert made[:5] == [1, 2, 3, 4, 5]
+    assert made.count(2) == 1
+    used = [key for key in (1, 2, 3, 4, 5) if cache.get(key, lambda key: (key + 100, 0)) == key]
+    assert len(used) == 3
+    assert {2, 5} <= set(used)
+    big: Cache[int] = Cache(1)
+    assert big.get(7, lambda _: (70, 100)) == big.get(7, lambda _: (71, 100)) == 70
 
 
 def test_nothing_and_out_of_range(made: MadeDataset) -> None:
