@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.pack import best_fit_bins, lay_out, split_documents
-from .keys import mix64
+from .kernels.pack import best_fit_bins, lay_out, shuffled, split_documents
 
 __all__ = ["PACKERS", "PackedWindow", "pack_window", "window_borders"]
 
@@ -45,7 +44,7 @@ class PackedWindow:
     document_P: NDArray[np.int32]
     document_token_start_P: NDArray[np.int64]
     num_tokens_P: NDArray[np.int32]
-    sample_P: NDArray[np.int64]
+    sample_P: NDArray[np.int32]
     token_start_P: NDArray[np.int32]
 
     def padding_tokens(self, seq_len: int) -> int:
@@ -72,20 +71,10 @@ def pack_window(num_tokens_D: NDArray[np.int64], seq_len: int, key: int, strateg
     num_tokens_D = np.asarray(num_tokens_D, np.int64)
     if len(num_tokens_D) and int(num_tokens_D.min()) < 1:
         raise ValueError("every document needs at least one token")
-    document_P, document_start_P, num_tokens_P = split_documents(num_tokens_D, seq_len)
-    bin_P, num_samples = PACKERS[strategy](num_tokens_P, seq_len)
-    sample_of_bin = np.empty(num_samples, np.int64)
-    sample_of_bin[np.argsort(mix64(np.arange(num_samples, dtype=np.uint64), key))] = np.arange(num_samples)
-    sample_P = sample_of_bin[bin_P]
-    order_P, token_start_P = lay_out(sample_P, num_tokens_P, num_samples)
-    return PackedWindow(
-        num_samples,
-        document_P[order_P],
-        document_start_P[order_P],
-        num_tokens_P[order_P],
-        sample_P[order_P],
-        token_start_P,
-    )
+    pieces = split_documents(num_tokens_D, seq_len)
+    bin_P, num_samples = PACKERS[strategy](pieces[2], seq_len)
+    sample_of_bin = shuffled(num_samples, np.uint64(key & 0xFFFFFFFFFFFFFFFF))
+    return PackedWindow(num_samples, *lay_out(pieces, bin_P, sample_of_bin))
 
 
 def window_borders(num_tokens_D: NDArray[np.int64], max_documents: int, max_tokens: int) -> NDArray[np.int64]:

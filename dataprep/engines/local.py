@@ -5,7 +5,7 @@ forked from a
 fork server that has imported everything already (tens of milliseconds each), and its sentinel tells of any death:
 
 * exit 0: the completion marker must be there;
-* exit 1: the task raised; its error was recorded and is not tried again, because it would raise again;
+* exit 65: the task raised; its error was recorded and is not tried again, because it would raise again;
 * anything else (a signal, a dead fork server): tried again up to ``retries`` times, then reported with the signal's
 name.
 
@@ -44,7 +44,7 @@ from . import EngineOptions
 
 __all__ = ["LocalEngine", "StageExecutor"]
 
-_RECORDED = 1
+_RECORDED = 65  # not 1: that is how Python ends when a task could not even be loaded
 _POLL_S = 5.0
 _RESTART_S = 0.2
 _PRELOAD = "dataprep.engines.preload"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .jit import helper, kernel
 
-__all__ = ["best_fit_bins", "gather_tokens", "lay_out", "split_documents"]
+__all__ = ["best_fit_bins", "gather_tokens", "lay_out", "shuffled", "split_documents"]
 
 
 @kernel
@@ -143,26 +143,61 @@ def best_fit_bins(num_tokens_P: NDArray[np.int32], seq_len: int) -> tuple[NDArra
 
 
 @kernel
+def shuffled(count: int, key: np.uint64) -> NDArray[np.int32]:
+    """A keyed permutation of 0 .. count (Fisher and Yates, drawing from splitmix64)."""
+    out = np.arange(count).astype(np.int32)
+    state = key
+    for i in range(count - 1, 0, -1):
+        state += np.uint64(0x9E3779B97F4A7C15)
+        z = state
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+        j = np.int64(z % np.uint64(i + 1))
+        out[i], out[j] = out[j], out[i]
+    return out
+
+
+@kernel
 def lay_out(
-    sample_P: NDArray[np.int64], num_tokens_P: NDArray[np.int32], num_samples: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Order of pieces by sample (stable), and each ordered piece's place in its sample: (order, token start)."""
-    first_N = np.zeros(num_samples + 1, np.int64)
-    for sample in sample_P:
-        first_N[sample + 1] += 1
+    pieces: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]],
+    bin_P: NDArray[np.int32],
+    sample_of_bin: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Pieces in order of their samples, those of a sample in document order.
+
+    Args:
+        pieces: of ``split_documents``.
+        bin_P: of ``best_fit_bins``.
+        sample_of_bin: number that each bin's sample gets.
+
+    Returns:
+        Document, token start in the document, tokens, sample, token start in the sample.
+    """
+    document_P, start_P, num_tokens_P = pieces
+    num_samples = sample_of_bin.size
+    place_N = np.zeros(num_samples + 1, np.int64)
+    for b in bin_P:
+        place_N[sample_of_bin[b] + 1] += 1
     for n in range(num_samples):
-        first_N[n + 1] += first_N[n]
+        place_N[n + 1] += place_N[n]
     filled_N = np.zeros(num_samples, np.int32)
-    order_P = np.empty(sample_P.size, np.int32)
-    start_P = np.empty(sample_P.size, np.int32)
-    for p in range(sample_P.size):
-        sample = sample_P[p]
-        place = first_N[sample]
-        first_N[sample] += 1
-        order_P[place] = p
-        start_P[place] = filled_N[sample]
-        filled_N[sample] += num_tokens_P[p]
-    return order_P, start_P
+    out_document_P = np.empty_like(document_P)
+    out_start_P = np.empty_like(start_P)
+    out_tokens_P = np.empty_like(num_tokens_P)
+    out_sample_P = np.empty_like(bin_P)
+    out_place_P = np.empty_like(bin_P)
+    for p in range(bin_P.size):
+        n = sample_of_bin[bin_P[p]]
+        q = place_N[n]
+        place_N[n] += 1
+        out_document_P[q] = document_P[p]
+        out_start_P[q] = start_P[p]
+        out_tokens_P[q] = num_tokens_P[p]
+        out_sample_P[q] = n
+        out_place_P[q] = filled_N[n]
+        filled_N[n] += num_tokens_P[p]
+    return out_document_P, out_start_P, out_tokens_P, out_sample_P, out_place_P
 
 
 @kernel

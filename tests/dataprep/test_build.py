@@ -1,0 +1,317 @@
+"""Builds end to end: every segment is the text it says, nothing is lost, nothing depends on how it was run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support.corpora import Corpus, make_corpus, write_config
+
+from dataprep import publish
+from loader.cli import main
+from loader.shards.dataset import Dataset, open_dataset
+from loader.shards.verify import verify_dataset
+from loader.text.records import document_id
+from loader.text.tokenizers import load_tokenizer
+
+SEED = 17
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> Any:
+    """Run a verb with --json and return what it printed."""
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json", "--quiet"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+class Built:
+    def __init__(self, corpus: Corpus, config: Path, result: dict[str, Any]) -> None:
+        self.corpus, self.config, self.result = corpus, config, result
+        self.datasets = [open_dataset(result["output"]), open_dataset(result["validation"])]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("build")
+    corpus = make_corpus(folder / "corpus")
+    config = write_config(folder / "build.yaml", corpus)
+    from dataprep.run import prepare, run_build
+    from loader.cli_options import Output
+
+    return Built(corpus, config, run_build(prepare(config, (), read_only=False), Output(quiet=True)))
+
+
+def segments_of(dataset: Dataset) -> Iterator[tuple[str, Any, int, int]]:
+    """(source, table, row, tokens of the sample) of every segment."""
+    for source in dataset.source_names:
+        count = int(dataset.shard_samples(source).sum())
+        tokens_NT = dataset.read_samples(source, np.arange(count))
+        table = dataset.segments_of(source, np.arange(count))
+        for row in range(len(table.token_start_S)):
+            yield source, table, row, tokens_NT[table.sample_index_S[row]]
+
+
+def test_every_segment_is_the_text_it_says(built: Built) -> None:
+    seen: dict[int, list[tuple[int, int, int]]] = {}
+    id_of = {
+        document_id(source, path, record, SEED): (source, path, record) for source, path, record in built.corpus.texts
+    }
+    assert len(id_of) == len(built.corpus.texts)
+    for dataset in built.datasets:
+        tokenizer = load_tokenizer(dataset.path / "tokenizer")
+        assert tokenizer.lossless
+        for source, table, row, tokens_T in segments_of(dataset):
+            start, count = int(table.token_start_S[row]), int(table.num_tokens_S[row])
+            tokens = tokens_T[start : start + count]
+            if table.padding_S[row]:
+                assert (tokens == tokenizer.pad_id).all()
+                continue
+            document = int(table.document_id_S[row])
+            place = (source, dataset.file_path(int(table.file_S[row])), int(table.record_S[row]))
+            assert id_of[document] == place
+            text = built.corpus.texts[place].encode()
+            first, size = int(table.byte_start_S[row]), int(table.byte_count_S[row])
+            assert tokenizer.decode_bytes(tokens) == text[first : first + size]
+            assert (tokens[0] == tokenizer.bos_id) == (int(table.document_token_start_S[row]) == 0)
+            assert (tokens[-1] == tokenizer.eos_id) == (first + size == len(text) and tokens[-1] == tokenizer.eos_id)
+            seen.setdefault(document, []).append((int(table.document_token_start_S[row]), first, size))
+            assert not (set(tokens[1:-1].tolist()) & {tokenizer.bos_id, tokenizer.eos_id})
+    for document, pieces in seen.items():
+        pieces.sort()
+        text = built.corpus.texts[id_of[document]].encode()
+        assert [first for _, first, _ in pieces] == [0, *np.cumsum([size for *_, size in pieces])[:-1].tolist()]
+        assert sum(size for *_, size in pieces) == len(text)
+    rows = built.result["accounting"]["sources"]
+    assert len(seen) == sum(row["trained"] + row["held_out"] for row in rows.values())
+
+
+def test_whole_documents_are_never_cut_and_split_ones_only_at_seq_len(built: Built) -> None:
+    for dataset in built.datasets:
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for _, table, row, _ in segments_of(dataset):
+            if not table.padding_S[row]:
+                piece = (int(table.document_token_start_S[row]), int(table.num_tokens_S[row]))
+                pieces.setdefault(int(table.document_id_S[row]), []).append(piece)
+        for parts in pieces.values():
+            parts.sort()
+            assert [start for start, _ in parts] == [64 * i for i in range(len(parts))]
+            assert all(count == 64 for _, count in parts[:-1])
+
+
+def test_every_record_is_accounted_for(built: Built) -> None:
+    rows = built.result["accounting"]["sources"]
+    removed = pq.read_table(built.datasets[0].path / "removed.parquet").to_pylist()
+    rejected = pq.read_table(built.datasets[0].path / "rejected.parquet").to_pylist()
+    for source, row in rows.items():
+        texts = [text for (owner, *_), text in built.corpus.texts.items() if owner == source]
+        assert row["documents"] == len(texts)
+        assert row["bytes"] == sum(len(text.encode()) for text in texts)
+        assert row["rejected"] == sum(item["source"] == source for item in rejected)
+        assert sum(row["removed"].values()) == sum(item["source"] == source for item in removed)
+        assert row["records"] == row["trained"] + row["held_out"] + row["rejected"] + sum(row["removed"].values())
+    assert rows["web"]["rejected"] == 2
+    assert sum(row["removed"]["exact"] for row in rows.values()) == 3
+    assert rows["web"]["held_out"] > 0
+    for item in removed:
+        assert (item["source"], item["file"], item["record"]) in built.corpus.texts
+
+
+def test_held_out_documents_are_in_the_validation_dataset_alone(built: Built) -> None:
+    train, validation = (
+        {int(t.document_id_S[r]) for _, t, r, _ in segments_of(d) if not t.padding_S[r]} for d in built.datasets
+    )
+    assert validation
+    assert not train & validation
+
+
+def test_both_datasets_verify(built: Built) -> None:
+    for dataset in built.datasets:
+        assert verify_dataset(dataset.path) == []
+
+
+def test_second_run_does_nothing(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    again = run(capsys, "build", built.config)
+    assert again["digest"] == built.result["digest"]
+    assert again["stages_s"] == {}
+
+
+def test_workers_do_not_change_the_digest(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path / "build.yaml", built.corpus, run={"workers": 1, "work": "elsewhere"})
+    result = run(capsys, "build", config)
+    assert (result["digest"], result["validation_digest"]) == (
+        built.result["digest"],
+        built.result["validation_digest"],
+    )
+
+
+def test_another_configuration_in_the_same_output_is_refused(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    error = run(capsys, "build", built.config, "--set", "pack.seq_len=128", code=4)["error"]
+    assert error["code"] == "TR-DATASET-OTHER"
+    assert run(capsys, "build", built.config)["digest"] == built.result["digest"]
+
+
+def test_plan_writes_nothing(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path / "build.yaml", built.corpus)
+    plan = run(capsys, "build", config, "--plan")
+    assert plan["digest"] == built.result["build"]
+    assert not plan["finished"]
+    assert [path.name for path in tmp_path.iterdir()] == ["build.yaml"]
+
+
+def test_mix_by_ratio_lists_what_it_leaves_out(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = {"ratios": {"web": 3, "code": 1}, "total_tokens": 4000}
+    config = write_config(tmp_path / "build.yaml", built.corpus, mix=mix, run={"work": "work"})
+    rows = {row["source"]: row for row in run(capsys, "mix", config)["mix"]}
+    assert rows["web"]["planned_tokens"] == 3000
+    assert 2800 < rows["web"]["kept_tokens"] <= 3000
+    result = run(capsys, "build", config)
+    for source, row in result["accounting"]["sources"].items():
+        assert row["trained_tokens"] == rows[source]["kept_tokens"]
+        assert row["removed"]["mix"] > 0
+    removed = pq.read_table(Path(result["output"]) / "removed.parquet").to_pylist()
+    left_out = [item for item in removed if item["method"] == "mix"]
+    assert len(left_out) == sum(row["removed"]["mix"] for row in result["accounting"]["sources"].values())
+    assert all(item["witness_document"] is None for item in left_out)
+
+
+@pytest.mark.parametrize("moves_done", [0, 1])
+def test_stopped_while_publishing(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moves_done: int
+) -> None:
+    config = write_config(tmp_path / "build.yaml", built.corpus)
+    move, moves = publish._move, []
+
+    def stop(staging: Path, place: Path) -> None:
+        if len(moves) == moves_done:
+            raise KeyboardInterrupt
+        moves.append(place)
+        move(staging, place)
+
+    monkeypatch.setattr(publish, "_move", stop)
+    assert main(["build", str(config), "--quiet"]) == 130
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(publish, "_move", move)
+    result = run(capsys, "build", config)
+    assert (result["digest"], result["validation_digest"]) == (
+        built.result["digest"],
+        built.result["validation_digest"],
+    )
+    assert not list((tmp_path / "out.work").glob("write-*"))
+
+
+def test_deleted_dataset_is_built_again_from_finished_stages(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path / "build.yaml", built.corpus)
+    run(capsys, "build", config)
+    (tmp_path / "out").rename(tmp_path / "moved away")
+    result = run(capsys, "build", config)
+    assert result["digest"] == built.result["digest"]
+
+
+def test_loaded_lossy_tokenizer_still_names_all_bytes(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sentencepiece
+
+    with open(tmp_path / "lossy.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text.replace("\0", " ") for text in built.corpus.texts.values()),
+            model_writer=file,
+            vocab_size=400,
+            minloglevel=2,
+            hard_vocab_limit=False,
+        )
+    tokenizer = {"sentencepiece": {"load": "lossy.model"}, "add_bos": False}
+    config = write_config(tmp_path / "build.yaml", built.corpus, tokenizer=tokenizer)
+    result = run(capsys, "build", config)
+    dataset = open_dataset(result["output"])
+    assert dataset.manifest.tokenizer["lossless"] is False
+    assert dataset.manifest.tokenizer["bos_id"] is None
+    covered: dict[int, int] = {}
+    for _, table, row, _ in segments_of(dataset):
+        if not table.padding_S[row]:
+            document = int(table.document_id_S[row])
+            covered[document] = covered.get(document, 0) + int(table.byte_count_S[row])
+    assert sum(covered.values()) == sum(row["trained_bytes"] for row in result["accounting"]["sources"].values())
+
+
+def test_report_page_names_every_source(built: Built) -> None:
+    page = (built.datasets[0].path / "report.html").read_text()
+    assert "web" in page
+    assert "code" in page
+    assert "minhash" in page
+
+
+class TestMistakes:
+    def check(self, capsys: pytest.CaptureFixture[str], config: Path, code: int, word: str) -> dict[str, Any]:
+        error: dict[str, Any] = run(capsys, "build", config, code=code)["error"]
+        assert error["code"] == word
+        return error
+
+    def test_missing_root(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = write_config(tmp_path / "c.yaml", built.corpus, sources={"web": {"root": "nowhere"}})
+        error = self.check(capsys, config, 2, "TR-SOURCE-ROOT")
+        assert "'web'" in error["message"]
+
+    def test_no_file_matches(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        sources = {"web": {"root": str(built.corpus.root), "paths": ["*.parquet"]}}
+        config = write_config(tmp_path / "c.yaml", built.corpus, sources=sources)
+        assert "*.parquet" in self.check(capsys, config, 2, "TR-SOURCE-EMPTY")["message"]
+
+    def test_unknown_key_and_engine(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = write_config(tmp_path / "c.yaml", built.corpus, paks={})
+        assert "did you mean 'pack'" in self.check(capsys, config, 2, "TR-CONFIG-INVALID")["message"]
+        config = write_config(tmp_path / "c.yaml", built.corpus, run={"engine": "abacus"})
+        self.check(capsys, config, 2, "TR-ENGINE-UNKNOWN")
+
+    def test_mix_of_unknown_source(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        config = write_config(tmp_path / "c.yaml", built.corpus, mix={"ratios": {"web": 1, "wb": 1}})
+        assert "'wb'" in self.check(capsys, config, 2, "TR-CONFIG-INVALID")["message"]
+
+    def test_all_records_rejected(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.jsonl").write_bytes(b'{"body": "x"}\n' * 5)
+        corpus = Corpus(tmp_path, {})
+        config = write_config(tmp_path / "c.yaml", corpus, sources={"web": {"root": "in"}})
+        error: dict[str, Any] = run(capsys, "build", config, code=1)["error"]
+        assert "web" in error["message"]
+        assert "stage decide" in error["message"]
+
+    def test_empty_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.jsonl").write_bytes(b"")
+        config = write_config(tmp_path / "c.yaml", Corpus(tmp_path, {}), sources={"web": {"root": "in"}})
+        assert "web" in run(capsys, "build", config, code=1)["error"]["message"]
+
+    def test_output_taken_by_something_else(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.tex").write_text("years of work")
+        config = write_config(tmp_path / "c.yaml", built.corpus)
+        self.check(capsys, config, 4, "TR-OUTPUT-TAKEN")
+        assert (tmp_path / "out" / "thesis.tex").exists()
+
+    def test_vocabulary_larger_than_the_sample_gives(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tokenizer = {"sentencepiece": {"train": {"vocab_size": 60000, "sample_bytes": 30000}}}
+        config = write_config(tmp_path / "c.yaml", built.corpus, tokenizer=tokenizer)
+        error = self.check(capsys, config, 2, "TR-TOKENIZER-VOCAB")
+        assert "stage tokenizer, rank 0" in error["message"]
+        assert "Vocabulary size too high" in error["expected"]
+
+    def test_work_folder_in_use(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from dataprep.pipeline import locked
+
+        config = write_config(tmp_path / "c.yaml", built.corpus)
+        with locked(tmp_path / "out.work"):
+            self.check(capsys, config, 1, "TR-WORK-BUSY")
