@@ -1,6 +1,6 @@
 """Resolve the two lock files anew: `python requirements/make_locks.py` (or `make locks`), then run both test targets.
 
-`default.lock` is what `pip install tokenreel` means; `mosaic.lock` adds mosaicml-streaming and the development tools. They
+`default.lock` is what `pip install tokenreel` means; `mosaic.lock` adds mosaicml-streaming and development tools. They
 cannot be one file: streaming holds huggingface-hub < 1, which the newest datatrove no longer accepts.
 """
 
