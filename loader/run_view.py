@@ -112,15 +112,17 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
         if wanted != found:
             raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", str(root / folder), wanted)
     entries = tuple(read_skips(paths, branch))
+    own = branches[-1 if branch is None else branch]
+    ledger_N = ledger_of(paths, branch)
     return RunView(
         paths=paths,
         identity=identity,
         semantic=semantic,
         data=data,
-        branch=branches[-1 if branch is None else branch],
+        branch=own,
         entries=entries,
         sources=sources,
         plan=build_plan(data, sources, SkipList(entries)),
-        ledger_N=ledger_of(paths, branch),
-        next_position=next_position(paths, branch),
+        ledger_N=ledger_N,
+        next_position=next_position(own, ledger_N),
     )

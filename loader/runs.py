@@ -251,11 +251,6 @@ def _joined(before_N: NDArray[Any], after_N: NDArray[Any]) -> NDArray[Any]:
     return joined_N
 
 
-def next_position(paths: RunPaths, branch: int | None = None) -> int:
-    """The first position that a branch (default: the current one) has not consumed; new skip entries act from it."""
-    records_N = ledger_of(paths, branch)
-    branches = read_branches(paths)
-    own = branches[-1 if branch is None else branch]
-    if len(records_N) > own.from_step:
-        return int(records_N["next_position"][-1])
-    return own.from_position
+def next_position(branch: Branch, ledger_N: NDArray[Any]) -> int:
+    """The first position that a branch has not consumed, by its ledger (:func:`ledger_of`); new entries act from it."""
+    return int(ledger_N["next_position"][-1]) if len(ledger_N) > branch.from_step else branch.from_position

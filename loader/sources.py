@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import RefusedError
+from .shards.layout import token_dtype
 
 if TYPE_CHECKING:
     from .shards.dataset import Dataset
@@ -64,13 +65,20 @@ class Sources:
         """Samples of each shard of a source."""
         return self.datasets[self.dataset_of[self.names.index(name)]].shard_samples(name)
 
-    def read_samples(self, source: int, samples_N: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
-        """Verified tokens_NT of a source's samples.
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Dtype of stored tokens."""
+        return token_dtype(self.datasets[0].manifest.vocab_size)
+
+    def read_samples_into(
+        self, source: int, samples_N: NDArray[np.int64], tokens_BT: NDArray[Any], rows_N: NDArray[np.int64]
+    ) -> None:
+        """Read a source's samples, each verified, into rows of ``tokens_BT``, which has :attr:`dtype`.
 
         Raises:
             DamageError: file and sample are named.
         """
-        return self.dataset(source).read_samples(self.names[source], samples_N)
+        self.dataset(source).read_samples_into(self.names[source], samples_N, tokens_BT, rows_N)
 
     def segments_of(self, source: int, samples_N: NDArray[np.int64]) -> SegmentTable:
         """Segments of a source's samples.

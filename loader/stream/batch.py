@@ -10,6 +10,7 @@ a sample can have + 1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
+from .buffers import BufferPool
 
 if TYPE_CHECKING:
     from ..order.plan import Plan, SampleRefs
@@ -30,15 +32,17 @@ __all__ = [
     "Batch",
     "BatchSegments",
     "RowSpan",
-    "digest_rows",
     "rank_span",
     "read_batch",
     "read_positions",
     "read_segments",
+    "read_tokens",
     "slice_batch",
 ]
 
 IGNORED_LABEL = -100
+_POOL = BufferPool()
+_PIECE_TOKENS = 1 << 16
 _Ints = NDArray[np.int64]
 
 
@@ -101,8 +105,9 @@ class Batch:
         max_seqlen: T, a constant.
         segments: the segments.
         next_position: first position that the step leaves unconsumed (of the global batch).
-        token_digest: sum mod 2^64 over rows of position-keyed xxh3-64 of tokens and labels; the sums of all data ranks
-            add up (mod 2^64) to the same number for every number of ranks.
+        token_digest: sum of ``row_digest_B`` mod 2^64; the sums of all data ranks add up (mod 2^64) to the same number
+            for every number of ranks.
+        row_digest_B: u8, position-keyed xxh3-64 of a row's tokens, segment borders and masks.
         filler: the token that masked segments hold.
     """
 
@@ -120,6 +125,7 @@ class Batch:
     segments: BatchSegments
     next_position: int
     token_digest: int
+    row_digest_B: NDArray[np.uint64]
     filler: int
 
     @property
@@ -164,6 +170,23 @@ def read_batch(plan: Plan, sources: Sources, step: int, data_rank: int = 0, num_
     return replace(batch, step=step, next_position=int(plan.next_position(step)))
 
 
+def read_tokens(plan: Plan, sources: Sources, positions_B: _Ints) -> NDArray[np.unsignedinteger[Any]]:
+    """tokens_BT at surviving positions as they are stored (u2 or u4), each sample verified: no labels, no segments, and
+    nothing masked. For throughput tests and tools; training reads :func:`read_batch`.
+
+    Raises:
+        DamageError: as :func:`read_batch`.
+    """
+    return _tokens(sources, plan.samples(np.asarray(positions_B, np.int64)))
+
+
+def _tokens(sources: Sources, refs: SampleRefs) -> NDArray[np.unsignedinteger[Any]]:
+    tokens_BT = _POOL.empty((len(refs), sources.seq_len), sources.dtype)
+    for source, rows in _rows_by_source(refs):
+        sources.read_samples_into(source, refs.sample_N[rows], tokens_BT, rows)
+    return tokens_BT
+
+
 def read_positions(plan: Plan, sources: Sources, positions_B: _Ints) -> Batch:
     """The samples at any surviving positions, in the order given; ``step`` is -1, ``next_position`` the last one + 1.
 
@@ -181,15 +204,13 @@ def read_positions(plan: Plan, sources: Sources, positions_B: _Ints) -> Batch:
             "batch of one data rank",
             "less than 2^31 tokens",
         )
-    tokens_BT = np.empty((num_rows, seq_len), np.int32)
-    for source, rows in _rows_by_source(refs):
-        tokens_BT[rows] = sources.read_samples(source, refs.sample_N[rows])
+    stored_BT = _tokens(sources, refs)
     starts_S = segments.sample_index_S * seq_len + segments.token_start_S
-    _fill(tokens_BT, segments, starts_S, sources.filler)
-    labels_BT = _labels(tokens_BT, segments, starts_S)
-    counts_S = segments.num_tokens_S
-    token_positions = np.arange(tokens_BT.size, dtype=np.int32)
-    token_positions -= np.repeat(starts_S.astype(np.int32), counts_S)
+    _fill(stored_BT, segments, starts_S, sources.filler)
+    row_digest_B = _row_digests(positions_B, stored_BT, segments)
+    tokens_BT = _POOL.empty(stored_BT.shape, np.int32)
+    np.copyto(tokens_BT, stored_BT, casting="unsafe")  # a vocabulary has fewer than 2^31 entries
+    positions_BT, segment_of_BT = _per_token(tokens_BT.shape, segments, starts_S)
     return Batch(
         step=-1,
         positions_B=positions_B,
@@ -197,14 +218,15 @@ def read_positions(plan: Plan, sources: Sources, positions_B: _Ints) -> Batch:
         epoch_B=np.asarray(refs.epoch_N, np.int64),
         sample_B=np.asarray(refs.sample_N, np.int64),
         tokens_BT=tokens_BT,
-        labels_BT=labels_BT,
-        token_positions_BT=token_positions.reshape(tokens_BT.shape),
-        segment_of_BT=np.repeat(np.arange(len(segments), dtype=np.int32), counts_S).reshape(tokens_BT.shape),
+        labels_BT=_labels(tokens_BT, segments, starts_S),
+        token_positions_BT=positions_BT,
+        segment_of_BT=segment_of_BT,
         cu_seqlens_C=_cu_seqlens(starts_S, tokens_BT.size, num_rows * sources.max_segments + 1),
         max_seqlen=seq_len,
         segments=segments,
         next_position=int(positions_B[-1]) + 1 if num_rows else 0,
-        token_digest=digest_rows(positions_B, tokens_BT, labels_BT),
+        token_digest=_sum(row_digest_B),
+        row_digest_B=row_digest_B,
         filler=sources.filler,
     )
 
@@ -241,18 +263,26 @@ def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
         segment_of_BT=batch.segment_of_BT[start:stop] - np.int32(first),
         cu_seqlens_C=_cu_seqlens(starts_S, tokens_BT.size, (stop - start) * most + 1),
         segments=segments,
-        token_digest=digest_rows(batch.positions_B[start:stop], tokens_BT, labels_BT),
+        token_digest=_sum(batch.row_digest_B[start:stop]),
+        row_digest_B=batch.row_digest_B[start:stop],
     )
 
 
-def digest_rows(positions_B: _Ints, tokens_BT: NDArray[np.int32], labels_BT: NDArray[np.int32]) -> int:
-    """Sum mod 2^64 over rows of xxh3-64(labels, seed = xxh3-64(tokens, seed = position)), little-endian int32."""
+def _row_digests(positions_B: _Ints, stored_BT: NDArray[Any], segments: BatchSegments) -> NDArray[np.uint64]:
+    """u8 a row: xxh3-64(tokens as stored, masks applied; seed = xxh3-64(segments; seed = position)), where a segment is
+    its token start, below 2^31, times two, plus one if it has no labels. Little-endian."""
     digest = xxhash.xxh3_64_intdigest
-    tokens_BT = np.ascontiguousarray(tokens_BT, "<i4")
-    labels_BT = np.ascontiguousarray(labels_BT, "<i4")
-    rows = zip(positions_B.tolist(), tokens_BT, labels_BT, strict=True)
-    total = sum(digest(labels_T.data, digest(tokens_T.data, position)) for position, tokens_T, labels_T in rows)
-    return total % (1 << 64)
+    silent_S = segments.masked_S | segments.padding_S
+    marks = np.ascontiguousarray(2 * segments.token_start_S + silent_S, "<u4").data
+    stored_BT = np.ascontiguousarray(stored_BT, stored_BT.dtype.newbyteorder("<"))
+    borders = np.searchsorted(segments.sample_index_S, np.arange(len(positions_B) + 1)).tolist()
+    rows = zip(positions_B.tolist(), stored_BT, itertools.pairwise(borders), strict=True)
+    digests = [digest(stored_T.data, digest(marks[start:stop], position)) for position, stored_T, (start, stop) in rows]
+    return np.array(digests, np.uint64)
+
+
+def _sum(row_digest_B: NDArray[np.uint64]) -> int:
+    return int(np.add.reduce(row_digest_B, dtype=np.uint64))
 
 
 def _rows_by_source(refs: SampleRefs) -> list[tuple[int, _Ints]]:
@@ -312,15 +342,31 @@ def _token_index(starts_S: _Ints, counts_S: _Ints) -> _Ints:
     return np.repeat(starts_S - (ends_S - counts_S), counts_S) + np.arange(ends_S[-1] if len(ends_S) else 0)
 
 
-def _fill(tokens_BT: NDArray[np.int32], segments: BatchSegments, starts_S: _Ints, filler: int) -> None:
+def _fill(tokens_BT: NDArray[Any], segments: BatchSegments, starts_S: _Ints, filler: int) -> None:
     """Overwrite masked segments in place, so that the model cannot see what it must not train on."""
     if segments.masked_S.any():
         index = _token_index(starts_S[segments.masked_S], segments.num_tokens_S[segments.masked_S])
         tokens_BT.reshape(-1)[index] = filler
 
 
+def _per_token(shape: tuple[int, ...], segments: BatchSegments, starts_S: _Ints) -> list[NDArray[np.int32]]:
+    """Token positions and segment numbers of all tokens. In pieces of some rows: what is repeated stays in cache."""
+    positions_BT, segment_of_BT = _POOL.empty(shape, np.int32), _POOL.empty(shape, np.int32)
+    positions, segment_of = positions_BT.reshape(-1), segment_of_BT.reshape(-1)
+    rows = max(1, _PIECE_TOKENS // max(1, shape[1]))
+    borders = np.searchsorted(segments.sample_index_S, np.arange(0, shape[0] + rows, rows)).tolist()
+    starts_S, numbers_S = starts_S.astype(np.int32), np.arange(len(starts_S), dtype=np.int32)
+    numbers = np.arange(min(rows, shape[0]) * shape[1], dtype=np.int32)
+    for piece, (first, last) in enumerate(itertools.pairwise(borders)):
+        at, counts_S = piece * rows * shape[1], segments.num_tokens_S[first:last]
+        inside = np.repeat(starts_S[first:last] - np.int32(at), counts_S)
+        np.subtract(numbers[: len(inside)], inside, out=positions[at : at + len(inside)])
+        segment_of[at : at + len(inside)] = np.repeat(numbers_S[first:last], counts_S)
+    return [positions_BT, segment_of_BT]
+
+
 def _labels(tokens_BT: NDArray[np.int32], segments: BatchSegments, starts_S: _Ints) -> NDArray[np.int32]:
-    labels_BT = np.empty_like(tokens_BT)
+    labels_BT = _POOL.empty(tokens_BT.shape, np.int32)
     labels = labels_BT.reshape(-1)
     if labels.size:
         labels[:-1] = tokens_BT.reshape(-1)[1:]

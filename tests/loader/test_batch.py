@@ -67,10 +67,16 @@ def _expected(made: MadeDataset, batch: Batch, names: tuple[str, ...], skips: bo
         rows["tokens"].append(seen)
         rows["labels"].append(labels)
         rows["places"].append(places)
-        raw = np.array(seen, "<i4").tobytes(), np.array(labels, "<i4").tobytes()
-        rows["digest"].append(
-            xxhash.xxh3_64(raw[1], seed=xxhash.xxh3_64(raw[0], seed=position).intdigest()).intdigest()
-        )
+        marks = []
+        for index, piece in enumerate(pieces):
+            silent = all(labels[at] == -100 for at in range(piece.token_start, piece.token_stop - 1))
+            if piece.token_stop - piece.token_start == 1:
+                silent = piece.document is None or (
+                    skips and _masked(made, position, source, sample, first_segment + index, piece.document.id)
+                )
+            marks.append(2 * piece.token_start + silent)
+        seed = xxhash.xxh3_64(np.array(marks, "<u4").tobytes(), seed=position).intdigest()
+        rows["digest"].append(xxhash.xxh3_64(np.array(seen, "<u2").tobytes(), seed=seed).intdigest())
     return rows
 
 

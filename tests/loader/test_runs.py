@@ -207,7 +207,7 @@ def test_killed_while_being_made_a_run_is_made_again(run: RunPaths, tmp_path: Pa
         shutil.copyfile(run.root / name, half.root / name)
     create_run(half, {"run_id": "half", "datasets": []}, read_config(run))
     assert len(read_branches(half)) == 1
-    assert next_position(half) == 0
+    assert next_position(read_branches(half)[0], ledger_of(half)) == 0
 
 
 def test_another_dataset_in_the_same_place_is_refused(made: MadeDataset, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder without a trainer: the ledger is written from the real stream, so look-up has something to agree with."""
+"""A run without a trainer: the ledger is written from the real stream, so look-up has something to agree with."""
 
 from __future__ import annotations
 
