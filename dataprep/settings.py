@@ -17,7 +17,7 @@ import xxhash
 
 __all__ = ["child_environment_set", "kernel_cache_folder", "use_kernel_cache"]
 
-_SOURCES = ("kernels/*.py", "formats/*.py", "normalize.py", "pack*.py")
+_SOURCES = ("kernels/*.py", "formats/scanner.py", "formats/json_values.py", "normalize.py")
 
 
 def kernel_cache_folder() -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.jsonl_oracle import HOSTILE, judge
 
 from dataprep.documents import InputFile, RejectReason
 from dataprep.formats import FileSummary, ReadOptions, RejectSink, read_file
 from loader.errors import ConfigError, RefusedError
-from support.jsonl_oracle import HOSTILE, judge
 
 GOOD = b'{"text":"neighbour"}'
 LABELS = {int(reason): reason.label for reason in RejectReason}

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.text_oracle import jaccard, shingles_of, tokens_of
 
 from dataprep import normalize
 from dataprep.kernels.documents import DocumentHasher, text_buffers
 from dataprep.kernels.minhash import affine_permutations, minhash_values, mix32
 from dataprep.kernels.sorting import sort_hashes
 from dataprep.kernels.words import split_words
-from support.text_oracle import jaccard, shingles_of, tokens_of
 
 ALPHABETS = [
     "abcxyzABCXYZ019_", "abc ", "éèÉñßſıİ", "αβγΩΣςσά", "абвЯЁйЙ", "中文字漢日", "がかはばぱアガｶﾞー", "กขคาิีึ็่้เโ",
