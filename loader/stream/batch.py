@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,6 @@ __all__ = [
 
 IGNORED_LABEL = -100
 _POOL = BufferPool()
-_PIECE_TOKENS = 1 << 16
 _Ints = NDArray[np.int64]
 
 
@@ -86,7 +86,7 @@ class BatchSegments:
 
     def take(self, index: NDArray[Any] | slice) -> BatchSegments:
         """The segments that ``index`` (integers, booleans or a slice) selects."""
-        return BatchSegments(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        return BatchSegments(**{column.name: getattr(self, column.name)[index] for column in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,14 @@ class Batch:
             source, source sample number.
         tokens_BT: int32, masked segments overwritten by the filler.
         labels_BT: int32, ``IGNORED_LABEL`` where there is none.
-        token_positions_BT: int32, 0 at each segment's first token.
-        segment_of_BT: int32, index into ``segments``; two tokens may attend to each other only if theirs are equal.
         cu_seqlens_C: int32, starts of the segments in the flattened rows, then the total, repeated to a fixed length.
         max_seqlen: T, a constant.
         segments: the segments.
         next_position: first position that the step leaves unconsumed (of the global batch).
         token_digest: sum of ``row_digest_B`` mod 2^64; the sums of all data ranks add up (mod 2^64) to the same number
             for every number of ranks.
-        row_digest_B: u8, position-keyed xxh3-64 of a row's tokens, segment borders and masks.
         filler: the token that masked segments hold.
+        row_digest_B: u8, position-keyed xxh3-64 of a row's tokens, segment borders and masks.
     """
 
     step: int
@@ -118,15 +116,27 @@ class Batch:
     sample_B: _Ints
     tokens_BT: NDArray[np.int32]
     labels_BT: NDArray[np.int32]
-    token_positions_BT: NDArray[np.int32]
-    segment_of_BT: NDArray[np.int32]
     cu_seqlens_C: NDArray[np.int32]
     max_seqlen: int
     segments: BatchSegments
     next_position: int
     token_digest: int
-    row_digest_B: NDArray[np.uint64]
     filler: int
+    row_digest_B: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @cached_property
+    def token_positions_BT(self) -> NDArray[np.int32]:
+        """0, 1, ... from each segment's first token; int32, made at first use (a device makes them from cu_seqlens)."""
+        starts_S = self.segments.sample_index_S * self.max_seqlen + self.segments.token_start_S
+        positions = np.repeat(starts_S.astype(np.int32), self.segments.num_tokens_S)
+        np.subtract(np.arange(len(positions), dtype=np.int32), positions, out=positions)
+        return positions.reshape(self.tokens_BT.shape)
+
+    @cached_property
+    def segment_of_BT(self) -> NDArray[np.int32]:
+        """Index into ``segments``; int32, made at first use. Tokens attend to each other only if theirs agree."""
+        numbers_S = np.arange(len(self.segments), dtype=np.int32)
+        return np.repeat(numbers_S, self.segments.num_tokens_S).reshape(self.tokens_BT.shape)
 
     @property
     def num_labels(self) -> int:
@@ -208,9 +218,9 @@ def read_positions(plan: Plan, sources: Sources, positions_B: _Ints) -> Batch:
     starts_S = segments.sample_index_S * seq_len + segments.token_start_S
     _fill(stored_BT, segments, starts_S, sources.filler)
     row_digest_B = _row_digests(positions_B, stored_BT, segments)
-    tokens_BT = _POOL.empty(stored_BT.shape, np.int32)
+    tokens_BT, labels_BT = _POOL.empty(stored_BT.shape, np.int32), _POOL.empty(stored_BT.shape, np.int32)
     np.copyto(tokens_BT, stored_BT, casting="unsafe")  # a vocabulary has fewer than 2^31 entries
-    positions_BT, segment_of_BT = _per_token(tokens_BT.shape, segments, starts_S)
+    _fill_labels(labels_BT.reshape(-1), stored_BT.reshape(-1), segments, starts_S)
     return Batch(
         step=-1,
         positions_B=positions_B,
@@ -218,9 +228,7 @@ def read_positions(plan: Plan, sources: Sources, positions_B: _Ints) -> Batch:
         epoch_B=np.asarray(refs.epoch_N, np.int64),
         sample_B=np.asarray(refs.sample_N, np.int64),
         tokens_BT=tokens_BT,
-        labels_BT=_labels(tokens_BT, segments, starts_S),
-        token_positions_BT=positions_BT,
-        segment_of_BT=segment_of_BT,
+        labels_BT=labels_BT,
         cu_seqlens_C=_cu_seqlens(starts_S, tokens_BT.size, num_rows * sources.max_segments + 1),
         max_seqlen=seq_len,
         segments=segments,
@@ -259,8 +267,6 @@ def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
         sample_B=batch.sample_B[start:stop],
         tokens_BT=tokens_BT,
         labels_BT=labels_BT,
-        token_positions_BT=batch.token_positions_BT[start:stop],
-        segment_of_BT=batch.segment_of_BT[start:stop] - np.int32(first),
         cu_seqlens_C=_cu_seqlens(starts_S, tokens_BT.size, (stop - start) * most + 1),
         segments=segments,
         token_digest=_sum(batch.row_digest_B[start:stop]),
@@ -328,10 +334,10 @@ def _concatenate(parts: Sequence[BatchSegments]) -> BatchSegments:
     types: dict[str, type[Any]] = {"document_id_S": np.uint64, "padding_S": np.bool_, "masked_S": np.bool_}
     return BatchSegments(
         **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])
             if parts
-            else np.empty(0, types.get(field.name, np.int64))
-            for field in fields(BatchSegments)
+            else np.empty(0, types.get(column.name, np.int64))
+            for column in fields(BatchSegments)
         }
     )
 
@@ -349,32 +355,14 @@ def _fill(tokens_BT: NDArray[Any], segments: BatchSegments, starts_S: _Ints, fil
         tokens_BT.reshape(-1)[index] = filler
 
 
-def _per_token(shape: tuple[int, ...], segments: BatchSegments, starts_S: _Ints) -> list[NDArray[np.int32]]:
-    """Token positions and segment numbers of all tokens. In pieces of some rows: what is repeated stays in cache."""
-    positions_BT, segment_of_BT = _POOL.empty(shape, np.int32), _POOL.empty(shape, np.int32)
-    positions, segment_of = positions_BT.reshape(-1), segment_of_BT.reshape(-1)
-    rows = max(1, _PIECE_TOKENS // max(1, shape[1]))
-    borders = np.searchsorted(segments.sample_index_S, np.arange(0, shape[0] + rows, rows)).tolist()
-    starts_S, numbers_S = starts_S.astype(np.int32), np.arange(len(starts_S), dtype=np.int32)
-    numbers = np.arange(min(rows, shape[0]) * shape[1], dtype=np.int32)
-    for piece, (first, last) in enumerate(itertools.pairwise(borders)):
-        at, counts_S = piece * rows * shape[1], segments.num_tokens_S[first:last]
-        inside = np.repeat(starts_S[first:last] - np.int32(at), counts_S)
-        np.subtract(numbers[: len(inside)], inside, out=positions[at : at + len(inside)])
-        segment_of[at : at + len(inside)] = np.repeat(numbers_S[first:last], counts_S)
-    return [positions_BT, segment_of_BT]
-
-
-def _labels(tokens_BT: NDArray[np.int32], segments: BatchSegments, starts_S: _Ints) -> NDArray[np.int32]:
-    labels_BT = _POOL.empty(tokens_BT.shape, np.int32)
-    labels = labels_BT.reshape(-1)
+def _fill_labels(labels: NDArray[np.int32], stored: NDArray[Any], segments: BatchSegments, starts_S: _Ints) -> None:
+    """Labels of the flattened rows: the next token, nothing at a segment's end, nothing at all where it is silent."""
     if labels.size:
-        labels[:-1] = tokens_BT.reshape(-1)[1:]
+        np.copyto(labels[:-1], stored[1:], casting="unsafe")
         labels[starts_S + segments.num_tokens_S - 1] = IGNORED_LABEL
     silent_S = segments.masked_S | segments.padding_S
     if silent_S.any():
         labels[_token_index(starts_S[silent_S], segments.num_tokens_S[silent_S])] = IGNORED_LABEL
-    return labels_BT
 
 
 def _cu_seqlens(starts_S: _Ints, total: int, length: int) -> NDArray[np.int32]:

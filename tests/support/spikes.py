@@ -32,8 +32,6 @@ def make_batch(step: int, samples: Sequence[tuple[int, Sequence[Piece]]], seq_le
     n = len(samples)
     tokens = np.zeros((n, seq_len), np.int32)
     labels = np.full((n, seq_len), IGNORED_LABEL, np.int32)
-    segment_of = np.zeros((n, seq_len), np.int32)
-    token_positions = np.zeros((n, seq_len), np.int32)
     rows: list[tuple[int, int, int, int, bool]] = []
     for b, (_, pieces) in enumerate(samples):
         at = 0
@@ -41,12 +39,9 @@ def make_batch(step: int, samples: Sequence[tuple[int, Sequence[Piece]]], seq_le
             stop = at + len(piece)
             tokens[b, at:stop] = piece
             labels[b, at : stop - 1] = piece[1:]
-            segment_of[b, at:stop] = len(rows)
-            token_positions[b, at:stop] = np.arange(len(piece))
             rows.append((b, at, len(piece), document, False))
             at = stop
         if at < seq_len:
-            segment_of[b, at:] = len(rows)
             rows.append((b, at, seq_len - at, 0, True))
     table = np.array([r[:3] for r in rows], np.int64)
     zero = np.zeros(len(rows), np.int64)
@@ -79,8 +74,6 @@ def make_batch(step: int, samples: Sequence[tuple[int, Sequence[Piece]]], seq_le
         sample_B=sample,
         tokens_BT=tokens,
         labels_BT=labels,
-        token_positions_BT=token_positions,
-        segment_of_BT=segment_of,
         cu_seqlens_C=np.zeros(1, np.int32),
         max_seqlen=seq_len,
         segments=segments,
