@@ -128,5 +128,7 @@ def choose_attention(name: str | None, device: torch.device, num_tokens: int) ->
         KeyError: no such entry (the configuration check reports it first).
     """
     if name is None:
-        name = "sdpa_mask" if device.type != "cpu" and num_tokens <= 2048 else "sdpa_loop"
+        # Measured on the CPU: equal at 256 tokens with 1.4 segments a sample, the loop twice as fast at 512 with six.
+        dense_tokens = 256 if device.type == "cpu" else 2048
+        name = "sdpa_mask" if num_tokens <= dense_tokens else "sdpa_loop"
     return ATTENTION[name]

@@ -51,7 +51,8 @@ def test_values_and_gradients_are_those_of_float64(name: str, dtype: torch.dtype
     value_error, gradient_error = TOLERANCE[dtype]
     assert (out.double() - expected).abs().max() <= value_error
     for mine, right in zip(qkv, exact, strict=True):
-        assert mine.grad is not None and right.grad is not None
+        assert mine.grad is not None
+        assert right.grad is not None
         assert (mine.grad.double() - right.grad).abs().max() <= gradient_error * right.grad.abs().max()
 
 
@@ -72,7 +73,8 @@ def test_nothing_leaks_between_segments(name: str, dtype: torch.dtype) -> None:
                 x.grad = None
             (out.masked_fill(inside, 0).float() ** 2).sum().backward()
         for x, y in zip(first, second, strict=True):
-            assert x.grad is not None and y.grad is not None
+            assert x.grad is not None
+            assert y.grad is not None
             assert torch.equal(x.grad, y.grad)
             assert not x.grad.masked_select(inside.expand_as(x.grad)).any()
 

@@ -60,7 +60,8 @@ def load(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 def test_round_trip_is_exact(tmp_path: Path) -> None:
     save(tmp_path, 100)
     (found,), damaged = list_checkpoints(tmp_path)
-    assert not damaged and found.path.name == "step_000100"
+    assert not damaged
+    assert found.path.name == "step_000100"
     assert all(torch.equal(x, y) for x, y in zip(load(found).values(), make_tensors(100).values(), strict=True))
     assert repr(found.facts) == repr(facts(100))
     assert sorted(found.files) == sorted({p.name for p in found.path.iterdir()} - {"COMMIT.json"})
@@ -116,7 +117,9 @@ def test_other_damage_is_found(tmp_path: Path, change: str) -> None:
 def test_a_folder_without_its_record_is_damage_and_stays(tmp_path: Path) -> None:
     (save(tmp_path, 7).path / "COMMIT.json").unlink()
     good, damaged = list_checkpoints(tmp_path)
-    assert not good and len(damaged) == 1 and "step_000007" in str(damaged[0].place)
+    assert not good
+    assert len(damaged) == 1
+    assert "step_000007" in str(damaged[0].place)
     assert (tmp_path / "step_000007").is_dir()
 
 
@@ -234,7 +237,8 @@ def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
     assert exit_code_of(lambda: save(tmp_path, 2)) == -9
     monkeypatch.undo()
     good, damaged = list_checkpoints(tmp_path)
-    assert [found.facts.step for found in good] == [1] and not damaged
+    assert not damaged
+    assert [found.facts.step for found in good] == [1]
     assert len(remove_unfinished(tmp_path)) == 1
     assert save(tmp_path, 2).path.name == "step_000002"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
@@ -246,5 +250,6 @@ def test_killed_while_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert exit_code_of(lambda: prune(tmp_path, made[-1:])) == -9
     monkeypatch.undo()
     good, damaged = list_checkpoints(tmp_path)
-    assert [found.facts.step for found in good] == [2, 3] and not damaged
+    assert not damaged
+    assert [found.facts.step for found in good] == [2, 3]
     assert len(remove_unfinished(tmp_path)) == 1

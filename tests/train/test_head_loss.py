@@ -37,7 +37,8 @@ def test_loss_and_gradients(monkeypatch: pytest.MonkeyPatch, piece: int, z_loss:
     torch.testing.assert_close(objective.double(), exact, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(nll.double(), per_token, rtol=1e-5, atol=1e-5)
     for mine, right in ((hidden, exact_hidden), (weight, exact_weight)):
-        assert mine.grad is not None and right.grad is not None
+        assert mine.grad is not None
+        assert right.grad is not None
         torch.testing.assert_close(mine.grad.double() / 3, right.grad, rtol=1e-4, atol=1e-6)
 
 
@@ -45,7 +46,8 @@ def test_bfloat16_keeps_a_float32_weight_gradient() -> None:
     hidden, weight, labels = make(torch.bfloat16)
     objective, _ = head_loss(hidden, weight, labels, torch.tensor(float(N)), 0.0)
     objective.backward()
-    assert weight.grad is not None and weight.grad.dtype is torch.float32
+    assert weight.grad is not None
+    assert weight.grad.dtype is torch.float32
     plain = weight.detach().clone().requires_grad_()
     cross_entropy((hidden.detach().float() @ plain.T), labels, ignore_index=IGNORED, reduction="sum").div(N).backward()
     assert plain.grad is not None

@@ -49,7 +49,8 @@ def test_stopping_at_any_step_and_going_on(world: tuple[MadeDataset, RunResult, 
     for steps in (1, 2, 3, 7, STEPS):
         found = train(job, f"steps={steps}")
         assert (found.outcome, found.step) == ("finished", steps)
-    assert found.parameters == whole.parameters and found.loss == whole.loss
+    assert found.parameters == whole.parameters
+    assert found.loss == whole.loss
     same_ledger(root, tmp_path / "run")
     check_metrics(tmp_path / "run", STEPS)
     assert train(job).parameters == whole.parameters
@@ -75,7 +76,8 @@ def run_with_kills(job: Path, rounds: int, rng: random.Random, number: int = sig
 def kill_and_compare(made: MadeDataset, whole: RunResult, root: Path, folder: Path, seed: int) -> None:
     job = write_job(folder, made.path)
     codes = run_with_kills(job, 5, random.Random(seed))
-    assert set(codes) <= {0, -9} and -9 in codes
+    assert set(codes) <= {0, -9}
+    assert -9 in codes
     found = train(job)
     assert found.parameters == whole.parameters
     same_ledger(root, folder / "run")
@@ -103,10 +105,11 @@ def test_a_signal_saves_and_ends_in_order(
     made, whole, _ = world
     job = write_job(tmp_path, made.path, checkpoint={"every_steps": 1000, "keep_last": 2})
     root = tmp_path / "run"
-    code = killed_after(lambda: train(job), lambda: (root / "checkpoints" / "step_000000").exists(), number)
+    code = killed_after(lambda: train(job), (root / "checkpoints" / "step_000000").exists, number)
     assert code == 0
     stopped = [event for event in read_events(RunPaths(root)) if event["kind"] == "stopped"]
-    assert len(stopped) == 1 and 0 < stopped[0]["step"] < STEPS
+    assert len(stopped) == 1
+    assert 0 < stopped[0]["step"] < STEPS
     assert (root / "checkpoints" / f"step_{stopped[0]['step']:06d}").is_dir()
     assert train(job).parameters == whole.parameters
     same_ledger(world[2], root)
@@ -131,7 +134,8 @@ def test_a_damaged_checkpoint_is_named_and_the_next_older_one_taken(
     assert found.parameters == whole.parameters
     same_ledger(world[2], root)
     named = [remark for remark in remarks if remark.startswith("damaged checkpoint")]
-    assert len(named) == 2 and all(any(path.name in remark for remark in named) for path in folders[1:])
+    assert len(named) == 2
+    assert all(any(path.name in remark for remark in named) for path in folders[1:])
     events = read_events(RunPaths(root))
     assert sum(event["kind"] == "checkpoint_damaged" for event in events) == 2
     assert [event for event in events if event["kind"] == "resume"][-1]["checkpoint"] == "step_000004"
@@ -203,7 +207,7 @@ def test_evaluation_on_or_off_leaves_the_parameters_equal(
     world: tuple[MadeDataset, RunResult, Path], tmp_path: Path
 ) -> None:
     made, whole, root = world
-    held = make_dataset(tmp_path, DatasetSpec(seq_len=32, seed=5, documents={"web": 9, "code": 4, "books": 1}), "held")
+    make_dataset(tmp_path, DatasetSpec(seq_len=32, seed=5, documents={"web": 9, "code": 4, "books": 1}), "held")
     job = write_job(
         tmp_path, made.path, validation=["held"], evaluate={"every_steps": 3, "samples": 5}, micro_batch=None
     )

@@ -1,5 +1,5 @@
-"""The flagship property: rollback + cut is bit-equal to a run from step 0 whose list held the same entries with the same
-stamps, also when that run reads another Dataset in which the cut tokens are replaced by other content.
+"""The flagship property: rollback + cut is bit-equal to a run from step 0 whose list held the same entries with the
+same stamps, also when that run reads another Dataset in which the cut tokens are replaced by other content.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def other_content(lived: Lived, documents: list[int], folder: Path) -> MadeDatas
         texts.setdefault(document.source, []).append(text)
     assert changed == len(documents)
     made = make_dataset(folder, replace(SPEC, texts=texts), "other")
-    assert list(made.documents) == list(lived.made.documents) and made.digest != lived.made.digest
+    assert list(made.documents) == list(lived.made.documents)
+    assert made.digest != lived.made.digest
     return made
 
 
@@ -149,7 +150,8 @@ def test_rollback_keeps_the_history(lived: Lived, tmp_path: Path) -> None:
     left = ledger(root)
     roll_back(root, 22, lambda line: None)
     again = train(job)
-    assert again.parameters == lived.result.parameters and again.branch == 1
+    assert again.parameters == lived.result.parameters
+    assert again.branch == 1
     branches = read_branches(RunPaths(root))
     assert [(branch.parent, branch.from_step) for branch in branches] == [(None, 0), (0, 20)]
     assert np.array_equal(ledger(root, 0)["loss"], left["loss"])

@@ -76,8 +76,11 @@ def test_a_batch_without_labels_changes_nothing_and_is_recorded() -> None:
     empty = dataclasses.replace(batch, labels_BT=np.full_like(batch.labels_BT, -100))
     read = trainee.step(empty)
     assert all(torch.equal(x, y) for x, y in zip(before, trainee.values(), strict=True))
-    assert read.record.label_count == 0 and read.record.finite and not read.record.source_loss
-    assert np.isnan(read.record.loss) and read.record.grad_norm == 0.0
+    assert read.record.label_count == 0
+    assert read.record.finite
+    assert not read.record.source_loss
+    assert np.isnan(read.record.loss)
+    assert read.record.grad_norm == 0.0
     assert (read.record.first_position, read.record.next_position) == (6, 12)
 
 
