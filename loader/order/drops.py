@@ -24,7 +24,7 @@ from .order import SourceOrder
 __all__ = ["DropRegime", "SourceDrops"]
 
 _Ints = NDArray[np.int64]
-_KEPT_NUMBERS = 1 << 23
+_KEPT_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SourceDrops:
         self._order = order
         self._sample_JX = [np.empty(0, np.int64), *(regime.sample_X for regime in regimes)]
         self._rank_J = np.array([0, *(regime.start_rank for regime in regimes)], np.int64)
-        self._kept: OrderedDict[tuple[int, int], _Ints] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[_Ints, _Ints]] = OrderedDict()
         self._max_kept = max(4, _KEPT_NUMBERS // max(1, len(self._sample_JX[-1])))
         self._lock = threading.Lock()
         raw_J, live_J = [0], [0]
@@ -90,8 +90,8 @@ class SourceDrops:
             rank_N[here] = np.where(dead, -1, live - self._live_J[regime] + self._rank_J[regime])
         return rank_N
 
-    def _dead(self, regime: int, epoch: int) -> _Ints:
-        """Sorted indices, inside the epoch, of the samples that the regime drops."""
+    def _dead(self, regime: int, epoch: int) -> tuple[_Ints, _Ints]:
+        """Sorted indices, inside the epoch, of the samples that the regime drops; and the live ones before each."""
         with self._lock:
             kept = self._kept.get((regime, epoch))
             if kept is not None:
@@ -100,11 +100,12 @@ class SourceDrops:
         sample_X = self._sample_JX[regime]
         dead_X = np.sort(self._order.raw_of(np.full(len(sample_X), epoch, np.int64), sample_X))
         dead_X -= epoch * self._order.num_samples
+        found = dead_X, dead_X - np.arange(len(dead_X))
         with self._lock:
-            self._kept[regime, epoch] = dead_X
+            self._kept[regime, epoch] = found
             while len(self._kept) > self._max_kept:
                 self._kept.popitem(last=False)
-        return dead_X
+        return found
 
     def _raw_of_live(self, regime: int, live_N: _Ints) -> _Ints:
         """The raw index with each number of live ones (of this regime, counted from raw index 0) before it."""
@@ -116,8 +117,8 @@ class SourceDrops:
         raw_N: _Ints = epoch_N * num_samples + live_in_epoch_N
         for epoch in np.unique(epoch_N):
             here = epoch_N == epoch
-            gap_X = self._dead(regime, int(epoch)) - np.arange(num_dead)  # live indices before each dead one
-            raw_N[here] += np.searchsorted(gap_X, live_in_epoch_N[here], "right")
+            _, live_before_X = self._dead(regime, int(epoch))
+            raw_N[here] += np.searchsorted(live_before_X, live_in_epoch_N[here], "right")
         return raw_N
 
     def _live_before(self, regime: int, raw_N: _Ints) -> tuple[_Ints, NDArray[np.bool_]]:
@@ -130,7 +131,7 @@ class SourceDrops:
         live_N, dead_N = epoch_N * (num_samples - num_dead) + index_N, np.zeros(len(raw_N), np.bool_)
         for epoch in np.unique(epoch_N):
             here = np.flatnonzero(epoch_N == epoch)
-            dead_X = self._dead(regime, int(epoch))
+            dead_X, _ = self._dead(regime, int(epoch))
             before = np.searchsorted(dead_X, index_N[here])
             live_N[here] -= before
             dead_N[here] = dead_X[np.minimum(before, num_dead - 1)] == index_N[here]

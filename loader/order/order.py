@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from .permute import derive_key
 from .tables import EpochTables, build_tables, join_tables, shard_layout
 
-__all__ = ["OrderSet", "SourceOrder"]
+__all__ = ["OrderSet", "SourceOrder", "source_key"]
 
 _Ints = NDArray[np.int64]
 _KEPT_SLICES = 1 << 20
 _JOINED_SLICES = 1 << 18
+_PORTION = 1 << 13
 
 
 class SourceOrder:
@@ -69,9 +70,8 @@ class SourceOrder:
         """(epoch_N, sample_N): epoch and source sample number at each raw index >= 0."""
         epoch_N, index_N = np.divmod(np.asarray(raw_N, np.int64), self.num_samples)
         sample_N = np.empty(len(index_N), np.int64)
-        for epoch in np.unique(epoch_N):
-            here = epoch_N == epoch
-            sample_N[here] = self.tables(int(epoch)).samples_at(index_N[here])[1]
+        for epoch, here in _portions(epoch_N):
+            sample_N[here] = self.tables(epoch).samples_at(index_N[here])[1]
         return epoch_N, sample_N
 
     def raw_of(self, epoch_N: _Ints, sample_N: _Ints) -> _Ints:
@@ -82,10 +82,22 @@ class SourceOrder:
         shard_N = np.searchsorted(self.layout.first_S, sample_N, "right") - 1
         place_N = sample_N - self.layout.first_S[shard_N]
         raw_N = epoch_N * self.num_samples
-        for epoch in np.unique(epoch_N):
-            here = epoch_N == epoch
-            raw_N[here] += self.tables(int(epoch)).index_of(shard_N[here], place_N[here])
+        for epoch, here in _portions(epoch_N):
+            raw_N[here] += self.tables(epoch).index_of(shard_N[here], place_N[here])
         return raw_N
+
+
+def _portions(epoch_N: _Ints) -> Iterator[tuple[int, slice | _Ints]]:
+    """(epoch, which of the N), in pieces whose arrays stay in the processor's cache."""
+    if len(epoch_N) and epoch_N[0] == epoch_N[-1] and (epoch_N == epoch_N[0]).all():
+        for start in range(0, len(epoch_N), _PORTION):
+            yield int(epoch_N[0]), slice(start, start + _PORTION)
+        return
+    by_epoch = np.argsort(epoch_N, kind="stable")
+    borders = np.flatnonzero(np.diff(epoch_N[by_epoch])) + 1
+    for one in np.split(by_epoch, borders):
+        for start in range(0, len(one), _PORTION):
+            yield int(epoch_N[one[0]]), one[start : start + _PORTION]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from .weights import POSITION_LIMIT
 __all__ = ["ORDER_VERSION", "BatchStage", "MixtureStage", "Plan", "PlanConfig", "SampleRefs", "SourceShape"]
 
 ORDER_VERSION = 1
+_PORTION = 4096
 _Ints = NDArray[np.int64]
 
 
@@ -83,6 +84,17 @@ class SampleRefs:
 
     def __len__(self) -> int:
         return len(self.position_N)
+
+    @staticmethod
+    def join(parts: Sequence[SampleRefs]) -> SampleRefs:
+        """All of ``parts`` in order."""
+        return SampleRefs(
+            np.concatenate([part.position_N for part in parts]),
+            np.concatenate([part.source_N for part in parts]),
+            np.concatenate([part.rank_N for part in parts]),
+            np.concatenate([part.epoch_N for part in parts]),
+            np.concatenate([part.sample_N for part in parts]),
+        )
 
 
 class Plan:
@@ -201,6 +213,9 @@ class Plan:
             ValueError: a position is negative or not below 2^36.
         """
         positions_N = np.asarray(positions_N, np.int64)
+        if len(positions_N) > _PORTION:  # arrays that stay in the processor's cache
+            starts = range(0, len(positions_N), _PORTION)
+            return SampleRefs.join([self.samples(positions_N[start : start + _PORTION]) for start in starts])
         source_N, rank_N = self.mixture.locate(positions_N)
         raw_N = rank_N
         if self._drops:
