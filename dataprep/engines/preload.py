@@ -8,6 +8,7 @@ already. Nothing here may leave a thread behind. Failures are left to the task t
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import tempfile
@@ -53,6 +54,8 @@ def _prepare() -> None:
             importlib.import_module(name)
     with contextlib.suppress(Exception):
         warm_kernels()
+    gc.collect()
+    gc.freeze()  # or each child's first collection would touch, and so copy, every page of this process
 
 
 _prepare()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     from loader.cli_options import Output
 
     return Built(corpus, config, run_build(prepare(config, (), read_only=False), Output(quiet=True)))
+
+
+def borrow_work(built: Built, folder: Path) -> Path:
+    """A configuration in ``folder`` whose finished stages are those of ``built``, except the last one."""
+    config = write_config(folder / "build.yaml", built.corpus)
+    shutil.copytree(built.config.parent / "out.work", folder / "out.work", symlinks=True)
+    return config
 
 
 def segments_of(dataset: Dataset) -> Iterator[tuple[str, Any, int, int]]:
@@ -167,7 +175,8 @@ def test_mix_by_ratio_lists_what_it_leaves_out(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mix = {"ratios": {"web": 3, "code": 1}, "total_tokens": 4000}
-    config = write_config(tmp_path / "build.yaml", built.corpus, mix=mix, run={"work": "work"})
+    borrow_work(built, tmp_path)
+    config = write_config(tmp_path / "build.yaml", built.corpus, mix=mix)
     rows = {row["source"]: row for row in run(capsys, "mix", config)["mix"]}
     assert rows["web"]["planned_tokens"] == 3000
     assert 2800 < rows["web"]["kept_tokens"] <= 3000
@@ -185,7 +194,7 @@ def test_mix_by_ratio_lists_what_it_leaves_out(
 def test_stopped_while_publishing(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moves_done: int
 ) -> None:
-    config = write_config(tmp_path / "build.yaml", built.corpus)
+    config = borrow_work(built, tmp_path)
     move, moves = publish._move, []
 
     def stop(staging: Path, place: Path) -> None:
@@ -209,7 +218,7 @@ def test_stopped_while_publishing(
 def test_deleted_dataset_is_built_again_from_finished_stages(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(tmp_path / "build.yaml", built.corpus)
+    config = borrow_work(built, tmp_path)
     run(capsys, "build", config)
     (tmp_path / "out").rename(tmp_path / "moved away")
     result = run(capsys, "build", config)
@@ -230,6 +239,7 @@ def test_loaded_lossy_tokenizer_still_names_all_bytes(
             hard_vocab_limit=False,
         )
     tokenizer = {"sentencepiece": {"load": "lossy.model"}, "add_bos": False}
+    borrow_work(built, tmp_path)
     config = write_config(tmp_path / "build.yaml", built.corpus, tokenizer=tokenizer)
     result = run(capsys, "build", config)
     dataset = open_dataset(result["output"])
@@ -241,6 +251,18 @@ def test_loaded_lossy_tokenizer_still_names_all_bytes(
             document = int(table.document_id_S[row])
             covered[document] = covered.get(document, 0) + int(table.byte_count_S[row])
     assert sum(covered.values()) == sum(row["trained_bytes"] for row in result["accounting"]["sources"].values())
+
+
+def test_example_configuration_builds(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``configs/build.yaml`` as it stands, on a corpus where it expects one; only sizes are made small."""
+    shutil.copy(Path(__file__).parents[2] / "configs" / "build.yaml", tmp_path / "build.yaml")
+    shutil.copytree(built.corpus.root, tmp_path / "corpus")
+    changes = ("tokenizer.sentencepiece.train.vocab_size=400", "ingest.max_reject_fraction=0.1", "holdout.fraction=0")
+    sets = [word for change in changes for word in ("--set", change)]
+    result = run(capsys, "build", tmp_path / "build.yaml", *sets)
+    assert Path(result["output"]) == tmp_path / "data" / "example"
+    assert result["validation"] is None
+    assert not (tmp_path / "data" / "example-validation").exists()
 
 
 def test_report_page_names_every_source(built: Built) -> None:
@@ -304,6 +326,7 @@ class TestMistakes:
         self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         tokenizer = {"sentencepiece": {"train": {"vocab_size": 60000, "sample_bytes": 30000}}}
+        borrow_work(built, tmp_path)
         config = write_config(tmp_path / "c.yaml", built.corpus, tokenizer=tokenizer)
         error = self.check(capsys, config, 2, "TR-TOKENIZER-VOCAB")
         assert "stage tokenizer, rank 0" in error["message"]

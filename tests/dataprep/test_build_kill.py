@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from support.corpora import Corpus, make_corpus, write_config
 
+from dataprep.run import prepare, run_build
+from loader.cli_options import Output
 from loader.settings import child_environment
 
 _COMMAND = [sys.executable, "-c", "import sys; from loader.cli import main; sys.exit(main())"]
@@ -61,16 +63,19 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make_corpus(tmp_path_factory.mktemp("kill") / "corpus", documents=30)
 
 
-def test_killed_twice_and_finished(corpus: Corpus, tmp_path: Path) -> None:
-    undisturbed = finish(write_config(tmp_path / "one" / "build.yaml", corpus))
+def undisturbed_build(folder: Path, corpus: Corpus) -> tuple[str, str]:
+    """Digests of a build in this process that nobody disturbs."""
+    result = run_build(prepare(write_config(folder / "build.yaml", corpus), (), read_only=False), Output(quiet=True))
+    return result["digest"], result["validation_digest"]
+
+
+def test_killed_and_finished(corpus: Corpus, tmp_path: Path) -> None:
+    undisturbed = undisturbed_build(tmp_path / "one", corpus)
     config = write_config(tmp_path / "two" / "build.yaml", corpus)
-    work = tmp_path / "two" / "out.work"
-    assert kill_when(config, appeared(work, "tokenize-*/datatrove/completions/*"))
-    assert kill_when(config, appeared(work, "write-*/train/*/*.mds"))
+    assert kill_when(config, appeared(tmp_path / "two" / "out.work", "write-*/train/*/*.mds"))
     assert not (tmp_path / "two" / "out").exists()
     assert finish(config) == undisturbed
-    leftovers = [path for path in (tmp_path / "two").rglob(".tmp-*")]
-    assert leftovers == []
+    assert list((tmp_path / "two").rglob(".tmp-*")) == []
 
 
 @pytest.mark.slow
@@ -78,7 +83,7 @@ def test_killed_twice_and_finished(corpus: Corpus, tmp_path: Path) -> None:
 def test_killed_at_random_moments(corpus: Corpus, tmp_path: Path, seed: int) -> None:
     """The times of the kills are random; whatever they hit, the result is the one of an undisturbed run."""
     rng = random.Random(seed)
-    undisturbed = finish(write_config(tmp_path / "one" / "build.yaml", corpus))
+    undisturbed = undisturbed_build(tmp_path / "one", corpus)
     config = write_config(tmp_path / "two" / "build.yaml", corpus, run={"workers": 1 + seed % 3})
     for _ in range(6):
         moment = time.monotonic() + rng.uniform(0.3, 6)
@@ -91,7 +96,7 @@ def test_killed_at_random_moments(corpus: Corpus, tmp_path: Path, seed: int) -> 
     "stage", ["sign", "decide", "choose", "sample", "tokenizer", "tokenize", "mix", "pack", "write"]
 )
 def test_killed_in_every_stage(corpus: Corpus, tmp_path: Path, stage: str) -> None:
-    undisturbed = finish(write_config(tmp_path / "one" / "build.yaml", corpus))
+    undisturbed = undisturbed_build(tmp_path / "one", corpus)
     config = write_config(tmp_path / "two" / "build.yaml", corpus)
     work = tmp_path / "two" / "out.work"
     assert kill_when(config, appeared(work, f"{stage}-*/stage.json"))
