@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import itertools
 import json
 import statistics
 import sys
@@ -69,7 +70,7 @@ def row(name: str, value: float, unit: str, peer: tuple[str, float] | None = Non
 def pack_all(lengths_D: NDArray[np.int64], seq_len: int) -> tuple[int, int]:
     """Samples and padding of all windows."""
     borders = window_borders(lengths_D, WINDOW_DOCUMENTS, 1 << 40).tolist()
-    windows = zip(borders, borders[1:], strict=False)
+    windows = itertools.pairwise(borders)
     samples = sum(pack_window(lengths_D[a:b], seq_len, a).num_samples for a, b in windows)
     return samples, samples * seq_len - int(lengths_D.sum())
 

@@ -33,7 +33,7 @@ from .job import Job
 from .kernels.pack import gather_tokens
 from .keys import document_keys, purpose_key
 from .mix_stage import read_mix
-from .pack import PackedWindow, pack_window, window_borders
+from .pack import PackedWindow, pack_window, shards_of_windows, window_borders
 from .stages import read_json
 from .tokenize import stored_dtype
 
@@ -103,27 +103,6 @@ def _stream_lengths(documents: _Documents, tokenizer: Tokenizer) -> NDArray[np.i
     borders = (tokenizer.bos_id is not None) + (tokenizer.eos_id is not None)
     lengths_D: NDArray[np.int64] = documents.rows_D["num_tokens"].astype(np.int64) + borders
     return lengths_D
-
-
-def shards_of_windows(samples: list[int], most_samples: int) -> list[int]:
-    """Cut windows into shards: shard of each window. As few shards as the size allows, as equal as whole windows allow.
-
-    Args:
-        samples: samples of each window.
-        most_samples: samples that a shard aims at; a single larger window is a shard of its own.
-    """
-    whole = sum(samples)
-    num_shards = max(1, -(-whole // max(most_samples, 1)))
-    shards, shard, filled, before = [], 0, 0, 0
-    for count in samples:
-        middle = before + count / 2
-        wanted = min(int(middle * num_shards / whole), num_shards - 1)
-        if filled and (wanted > shard or filled + count > most_samples):
-            shard, filled = shard + 1, 0
-        shards.append(shard)
-        filled += count
-        before += count
-    return shards
 
 
 class PackDocuments(_Packing):

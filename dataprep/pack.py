@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .kernels.pack import best_fit_bins, lay_out, shuffled, split_documents
 
-__all__ = ["PACKERS", "PackedWindow", "pack_window", "window_borders"]
+__all__ = ["PACKERS", "PackedWindow", "pack_window", "shards_of_windows", "window_borders"]
 
 Packer = Callable[[NDArray[np.int32], int], tuple[NDArray[np.int32], int]]
 
@@ -90,3 +90,24 @@ def window_borders(num_tokens_D: NDArray[np.int64], max_documents: int, max_toke
         by_tokens = int(np.searchsorted(stop_D, before + max_tokens, side="right"))
         borders.append(max(start + 1, min(start + max_documents, by_tokens, len(num_tokens_D))))
     return np.array(borders, np.int64)
+
+
+def shards_of_windows(samples: list[int], most_samples: int) -> list[int]:
+    """Cut windows into shards: shard of each window. As few shards as the size allows, as equal as whole windows allow.
+
+    Args:
+        samples: samples of each window.
+        most_samples: samples that a shard aims at; a single larger window is a shard of its own.
+    """
+    whole = sum(samples)
+    num_shards = max(1, -(-whole // max(most_samples, 1)))
+    shards, shard, filled, before = [], 0, 0, 0
+    for count in samples:
+        middle = before + count / 2
+        wanted = min(int(middle * num_shards / whole), num_shards - 1)
+        if filled and (wanted > shard or filled + count > most_samples):
+            shard, filled = shard + 1, 0
+        shards.append(shard)
+        filled += count
+        before += count
+    return shards

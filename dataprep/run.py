@@ -24,7 +24,16 @@ from .pipeline import Pipeline, locked, plan_pipeline
 from .places import SPLITS, config_paths, existing_build, split_outputs
 from .stages import Stage
 
-__all__ = ["Prepared", "describe_plan", "finished_build", "prepare", "run_build", "run_until"]
+__all__ = [
+    "Prepared",
+    "describe_plan",
+    "finished_build",
+    "mix_text",
+    "package_version",
+    "prepare",
+    "run_build",
+    "run_until",
+]
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
             strict=True,
         )
         dtype = stored_dtype(tokenizer)
-        for text, row in zip(batch_texts(batch), columns, strict=True):
+        for text, row in zip(_batch_texts(batch), columns, strict=True):
             ids_T, num_bytes_T = tokenizer.encode(text)
             if tokenizer.lossless:
                 stored_T = ids_T.astype(dtype)
@@ -159,7 +159,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         return bytes(joined.tobytes())
 
 
-def batch_texts(batch: DocumentBatch) -> Iterator[bytes]:
+def _batch_texts(batch: DocumentBatch) -> Iterator[bytes]:
     """UTF-8 bytes of each text of a batch."""
     array = batch.text
     _, offsets, data = array.buffers()

@@ -45,7 +45,7 @@ _COVERAGES = (0.9995, 0.998, 0.99, 0.97, 0.94, 0.9, 0.8, 0.6)
 _RESERVED = {0: " ", 0x2581: " ", 0x2585: " "}  # marks that sentencepiece's trainer uses itself
 
 
-def kept_documents(signed: Path, decided: Path, file: int) -> NDArray[np.void]:
+def _kept_documents(signed: Path, decided: Path, file: int) -> NDArray[np.void]:
     """Rows (record, record_start, size_bytes, ...) of a file's documents whose status is KEPT."""
     documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
     status_R = np.load(decided / f"status.{file:05d}.npy", allow_pickle=False)
@@ -69,7 +69,7 @@ class ChooseSample(PipelineStep):  # type: ignore[misc]
         """Write ``records.<file>.npy``: record numbers to read, ascending."""
         train = self.job.config.tokenizer.sentencepiece.train
         assert train is not None
-        kept = {file: kept_documents(self.signed, self.decided, file) for file in range(len(self.job.inputs))}
+        kept = {file: _kept_documents(self.signed, self.decided, file) for file in range(len(self.job.inputs))}
         sizes = dict.fromkeys(self.job.config.sources, 0)
         for file, documents_D in kept.items():
             sizes[self.job.inputs[file].source] += int(documents_D["size_bytes"].sum())
@@ -84,7 +84,7 @@ class ChooseSample(PipelineStep):  # type: ignore[misc]
         """The sample of one source."""
         if not kept:
             return
-        cap = cap_bytes(budget_bytes)
+        cap = _cap_bytes(budget_bytes)
         keys, sizes = [], []
         for file, documents_D in kept.items():
             ids_D = document_ids(source, self.job.inputs[file].path, documents_D["record"], self.job.config.seed)
@@ -99,7 +99,7 @@ class ChooseSample(PipelineStep):  # type: ignore[misc]
             self.stat_update("documents", value=int(mine_D.sum()), unit="file")
 
 
-def cap_bytes(budget_bytes: int) -> int:
+def _cap_bytes(budget_bytes: int) -> int:
     """Most bytes that one document gives to the sample: one huge document must not be all of it."""
     return max(_MIN_CAP_BYTES, budget_bytes // 16)
 
@@ -161,7 +161,7 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
         if self.sampled is not None:
             train = self.config.sentencepiece.train
             assert train is not None
-            model = train_sentencepiece(self._texts(self.sampled, cap_bytes(train.sample_bytes)), train)
+            model = train_sentencepiece(self._texts(self.sampled, _cap_bytes(train.sample_bytes)), train)
         else:
             assert self.model is not None
             try:

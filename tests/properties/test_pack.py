@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataprep.kernels.pack import best_fit_bins, gather_tokens
-from dataprep.pack import PACKERS, pack_window, window_borders
+from dataprep.pack import PACKERS, pack_window, shards_of_windows, window_borders
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 40), st.integers(1, 700), st.just(64), st.just(129)), max_size=120)
 
@@ -81,6 +81,19 @@ def test_windows_hold_whole_documents_within_limits(lengths: list[int], max_docu
         assert stop - start == 1 or sum(lengths[start:stop]) <= max_tokens
         if stop < len(lengths) and stop - start < max_documents:
             assert sum(lengths[start : stop + 1]) > max_tokens, "a window ended early"
+
+
+@given(samples=st.lists(st.integers(1, 60), max_size=40), most=st.integers(1, 100))
+def test_shards_are_whole_windows_of_even_size(samples: list[int], most: int) -> None:
+    shards = shards_of_windows(samples, most)
+    assert len(shards) == len(samples)
+    assert shards == sorted(shards)
+    assert sorted(set(shards)) == list(range(len(set(shards))))
+    sizes = np.bincount(shards, weights=samples) if shards else np.zeros(0)
+    windows = np.bincount(shards) if shards else np.zeros(0)
+    assert all(size <= most or count == 1 for size, count in zip(sizes, windows, strict=True))
+    if shards and max(samples) * 4 <= most:
+        assert len(sizes) <= -(-sum(samples) // most) * 4 / 3 + 1
 
 
 def test_samples_are_not_in_order_of_length() -> None:
