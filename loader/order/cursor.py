@@ -130,12 +130,24 @@ def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str])
     if not differing and plan.schedule.step_from(position) != cursor.next_step:
         differing, problems["step"] = ["step"], f"position {position} does not begin step {cursor.next_step}"
     if differing:
-        raise RefusedError(
-            f"TR-CURSOR-{differing[0].upper()}",
-            "the checkpoint was made with other data: " + "; ".join(problems[name] for name in differing),
-            f"cursor at step {cursor.next_step}, position {position}",
-            "the data, order, stages and skips that shaped the positions before it",
-        )
+        raise _refusal(differing[0], "; ".join(problems[name] for name in differing), cursor)
+
+
+def _refusal(first: str, problems: str, cursor: Cursor) -> RefusedError:
+    """The error whose code names the first difference and whose message names all."""
+    place = f"cursor at step {cursor.next_step}, position {cursor.next_position}"
+    expected = "the data, order, stages and skips that shaped the positions before it"
+    errors = {
+        "order": RefusedError("TR-CURSOR-ORDER", f"the checkpoint has another order: {problems}", place, expected),
+        "datasets": RefusedError("TR-CURSOR-DATASETS", f"the checkpoint has other data: {problems}", place, expected),
+        "mixture": RefusedError(
+            "TR-CURSOR-MIXTURE", f"the checkpoint has another mixture: {problems}", place, expected
+        ),
+        "batch": RefusedError("TR-CURSOR-BATCH", f"the checkpoint has other batches: {problems}", place, expected),
+        "skips": RefusedError("TR-CURSOR-SKIPS", f"the checkpoint has other skips: {problems}", place, expected),
+        "step": RefusedError("TR-CURSOR-STEP", f"the cursor stands inside a step: {problems}", place, expected),
+    }
+    return errors[first]
 
 
 def _order_problem(plan: Plan) -> str:

@@ -106,4 +106,6 @@ def _check(stages: Sequence[BatchStage]) -> None:
             )
     for stage in stages:
         if not 1 <= stage.global_batch <= 1 << 24:
-            raise ConfigError("TR-BATCH-SIZE", f"batch of {stage.global_batch}", f"stage at {stage.start}", "1 .. 2^24")
+            raise ConfigError(
+                "TR-BATCH-STAGE", f"batch of {stage.global_batch}", f"stage at {stage.start}", "1 .. 2^24"
+            )

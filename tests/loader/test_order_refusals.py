@@ -162,7 +162,7 @@ def test_sources_and_batches_that_mean_nothing() -> None:
     refused("TR-MIXTURE-EMPTY", plan_of, stages=(MixtureStage(0, {"web": 1, "empty": 1}),))
     refused("TR-BATCH-START", plan_of, batch=(BatchStage(5, 10),))
     refused("TR-BATCH-START", plan_of, batch=(BatchStage(0, 10), BatchStage(0, 10)))
-    refused("TR-BATCH-SIZE", plan_of, batch=(BatchStage(0, 0),))
+    refused("TR-BATCH-STAGE", plan_of, batch=(BatchStage(0, 0),))
     refused("TR-ORDER-SHAPE", SourceOrder, [5, -1], 0)
     refused("TR-ORDER-SHAPE", SourceOrder, [5], 0, 0)
     refused("TR-ORDER-SHAPE", SourceOrder, [1 << 30, 1 << 30], 0)
