@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["replay", "rollback", "train"]
 
-_PATH: Any = click.Path(path_type=Path)
+_PATH = click.Path()
 
 
 @click.command()
 @click.argument("config", type=_PATH)
 @common_options
-def train(options: CommonOptions, config: Path) -> int:
+def train(options: CommonOptions, config: str) -> int:
     """Train as CONFIG says; the same command again resumes. Ctrl-C and SIGTERM save first."""
     loaded = load_config(config, TrainConfig, options.all_overrides("run.threads"))
     if options.plan:
@@ -35,7 +35,7 @@ def train(options: CommonOptions, config: Path) -> int:
         flags = [flag for flag, given in (("--json", options.output.json), ("--quiet", options.output.quiet)) if given]
         overrides = [word for override in options.all_overrides("run.threads") for word in ("--set", override)]
         debug = ["--debug"] if "--debug" in sys.argv[1:2] else []
-        exec_training([*debug, "train", str(config), *overrides, *flags], loaded.config.run.threads)
+        exec_training([*debug, "train", config, *overrides, *flags], loaded.config.run.threads)
     from .process import train_process
 
     result, code = train_process(loaded, options.output.note)
@@ -71,11 +71,11 @@ def _show_plan(output: Output, loaded: Any) -> int:
 @click.argument("run", type=_PATH)
 @click.option("--to", "step", required=True, type=click.IntRange(min=0), help="Newest checkpoint at or before it.")
 @output_options
-def rollback(output: Output, run: Path, step: int) -> int:
+def rollback(output: Output, run: str, step: int) -> int:
     """Move RUN back to the newest checkpoint at or before a step; its history is kept."""
     from .back import roll_back
 
-    facts = roll_back(run, step, output.note)
+    facts = roll_back(Path(run), step, output.note)
     output.result(
         facts,
         f"branch {facts['branch']} begins at step {facts['step']}, position {facts['position']} "
@@ -102,11 +102,11 @@ def _parse_steps(text: str) -> tuple[int, int]:
 @click.option("--branch", default=None, type=click.IntRange(min=0), help="Default: the current one.")
 @click.option("--text/--no-text", default=True, help="Look up and print the text of each segment.")
 @output_options
-def replay(output: Output, run: Path, steps: str, checkpoint: str | None, branch: int | None, text: bool) -> int:
+def replay(output: Output, run: str, steps: str, checkpoint: str | None, branch: int | None, text: bool) -> int:
     """The identical batches again: text, loss and head gradient norm of each segment."""
     from .replay import Replay, replay_run, replay_text
 
     start, stop = _parse_steps(steps)
-    found = replay_run(Replay(run, start, stop, checkpoint, branch, text), output.note)
+    found = replay_run(Replay(Path(run), start, stop, checkpoint, branch, text), output.note)
     output.result(found, lambda: replay_text(found))
     return 0

@@ -184,12 +184,12 @@ class RunConfig:
 
     Attributes:
         threads: compute threads of a process; another number may round differently.
-        device: ``cpu`` or ``cuda``. log_every: steps between lines of progress.
+        device: ``cpu``; others follow with tests of their own. log_every: steps between lines of progress.
         reader_threads: threads that read ahead. tensorboard: also write event files.
     """
 
     threads: int = 1
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu"] = "cpu"
     log_every: int = 10
     reader_threads: int = 1
     tensorboard: bool = False

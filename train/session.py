@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from loader.ledger import LedgerRecord, LedgerWriter
 from loader.run_folder import append_event
 from loader.runs import Branch, next_attempt, open_ledger
@@ -30,7 +32,7 @@ from .world import World
 if TYPE_CHECKING:
     from loader.order.plan import Plan
 
-__all__ = ["Opened", "Session", "Setting"]
+__all__ = ["Opened", "Session", "Setting", "read_lag"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Opened:
     resumed: bool
 
 
+def read_lag(device: torch.device) -> int:
+    """How many steps the host runs ahead of what it has read: none on the CPU, where there is nothing to wait for."""
+    return 0 if device.type == "cpu" else 1
+
+
 class Session:
     """Steps one branch; a context manager that closes what it opened.
 
@@ -89,8 +96,7 @@ class Session:
         self._options = StepOptions(
             input_options(config, setting.sources), config.micro_batch, setting.sources.names, setting.world
         )
-        # Off the CPU the host runs one step ahead of what it has read; on it there is nothing to wait for.
-        self._lag = 0 if self._options.inputs.device.type == "cpu" else 1
+        self._lag = read_lag(self._options.inputs.device)
         self._flops = self.state.model.shape.flops_per_token()
         self._ledger: LedgerWriter = open_ledger(paths, self.branch, self.attempt, len(setting.sources.names))
         board = paths.root / "tensorboard" if config.run.tensorboard else None

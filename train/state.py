@@ -26,6 +26,7 @@ def set_up_torch(config: TrainConfig) -> None:
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.run.threads)
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs a pass over memory
     torch.backends.cuda.matmul.allow_tf32 = False
 
 

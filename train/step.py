@@ -21,7 +21,7 @@ from .world import World
 if TYPE_CHECKING:
     from loader.stream.batch import Batch
 
-__all__ = ["PackedStep", "StepOptions", "train_step"]
+__all__ = ["PackedStep", "ReadStep", "StepOptions", "train_step"]
 
 _DIGEST_WORDS = 4  # 16 bits each: their sums over any number of ranks stay exact in float64
 _HEAD = ("loss_sum", "grad_norm", "update_norm", "finite", "stop")
