@@ -114,10 +114,18 @@ def write_dataset_manifest(folder: Path, info: DatasetInfo) -> str:
         files_hashed=hashed,
     )
     data, digest = encode_manifest(manifest)
+    if not _is_committed(folder, data, digest):
+        for name, content in written.items():
+            write_atomic(folder / name, content)
+            read_verified(folder / name, hashed[name].size_bytes, hashed[name].xxh3_128)
+        write_atomic(folder / "manifest.json", data)
+    return digest
+
+
+def _is_committed(folder: Path, data: bytes, digest: str) -> bool:
+    """Whether this very manifest is there already; another one is refused."""
     path = folder / "manifest.json"
-    if path.exists():
-        if path.read_bytes() == data:
-            return digest
+    if path.exists() and path.read_bytes() != data:
         raise RefusedError(
             "TR-DATASET-OTHER",
             "another Dataset is at this path already; Datasets are write-once",
@@ -125,11 +133,7 @@ def write_dataset_manifest(folder: Path, info: DatasetInfo) -> str:
             f"digest {digest}",
             f"tokenreel inspect {folder}",
         )
-    for name, content in written.items():
-        write_atomic(folder / name, content)
-        read_verified(folder / name, hashed[name].size_bytes, hashed[name].xxh3_128)
-    write_atomic(path, data)
-    return digest
+    return path.exists()
 
 
 def _ordered_shards(info: DatasetInfo) -> list[ShardRecord]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..errors import ConfigError, DamageError, RefusedError
 from .access import file_size, read_npy, read_verified, resolve
 from .cache import Cache
 from .documents import DocumentIndex, DocumentPlace
-from .gather import SegmentRows, ShardPart, gather_segments, join_rows
+from .gather import SampleGroups, SegmentRows, gather_segments, group_samples, join_rows
 from .layout import SHARD_DTYPE, TokenArray, token_dtype
 from .manifest import (
     MAX_MANIFEST_BYTES,
@@ -27,7 +26,7 @@ from .manifest import (
     files_from_text,
     parse_manifest,
 )
-from .reader import ShardFiles, TokenFile, read_documents, read_hashes, read_segments
+from .reader import ShardFiles, TokenFile, read_documents, read_segments
 from .segments import SegmentTable
 
 __all__ = ["Dataset", "open_dataset", "read_manifest"]
@@ -62,7 +61,7 @@ class Dataset:
         self._samples_K = {name: samples_R[a:b] for name, (a, b) in spans.items()}
         self._sample_start_K = {name: np.cumsum([0, *samples_R[a:b]]) for name, (a, b) in spans.items()}
         self._segment_start_K = {name: np.cumsum([0, *segments_R[a:b]]) for name, (a, b) in spans.items()}
-        self._tokens: Cache[tuple[TokenFile, NDArray[np.uint64]]] = Cache(_MAX_OPEN_SHARDS)
+        self._tokens: Cache[TokenFile] = Cache(_MAX_OPEN_SHARDS)
         self._segments: Cache[SegmentRows] = Cache(_TABLE_CACHE_BYTES)
         self._lock = threading.Lock()
         self._index: DocumentIndex | None = None
@@ -99,38 +98,31 @@ class Dataset:
         manifest = self.manifest
         if tokens_RT.dtype != token_dtype(manifest.vocab_size) or tokens_RT.shape[1:] != (manifest.seq_len,):
             raise ValueError(f"no rows of this Dataset: {tokens_RT.dtype} {tokens_RT.shape}")
-        sample_N, shard_N, local_N = self._locate(source, samples_N)
-        if not len(sample_N):
+        groups = self._groups(source, samples_N)
+        if not len(groups.sample_N):
             return
-        expected_N, found_N = np.empty((2, len(sample_N)), np.uint64)
         target = tokens_RT.data.cast("B")
-        first_row = self._first_row[source]
-        for shard, index_N in _groups(shard_N):
-            file, hash_N = self._tokens.get(first_row + shard, self._open_tokens)
-            file.check_alive()
-            mine_N = local_N[index_N]
-            found_N[index_N] = np.array(file.copy(mine_N.tolist(), target, row_N[index_N].tolist()), np.uint64)
-            expected_N[index_N] = hash_N[mine_N]
-        wrong_N = np.flatnonzero(found_N != expected_N)
-        if len(wrong_N):
-            first = int(wrong_N[0])
-            raise DamageError(
-                "TR-SAMPLE-HASH",
-                f"sample {int(local_N[first])} of the shard differs from what was written"
-                f" (sample {int(sample_N[first])} of source {source!r}; {len(wrong_N)} of {len(sample_N)} read)",
-                str(self.shard_files(first_row + int(shard_N[first])).mds),
-                f"xxh3-64 {int(expected_N[first]):016x}",
-                f"tokenreel verify {self.path}",
-            )
+        locals_, rows, bounds = groups.local_G.tolist(), row_N[groups.index_G].tolist(), groups.bounds
+        for shard, start, stop in zip(groups.shards, bounds, bounds[1:], strict=False):
+            file = self._tokens.get(self._first_row[source] + shard, self._open_tokens)
+            damaged = file.copy(locals_[start:stop], target, rows[start:stop])
+            if damaged:
+                raise DamageError(
+                    "TR-SAMPLE-HASH",
+                    f"sample {damaged[0]} of the shard differs from what was written (sample"
+                    f" {damaged[0] + int(self._sample_start_K[source][shard])} of source {source!r};"
+                    f" {len(damaged)} of {stop - start} read)",
+                    str(file.path),
+                    "the xxh3-64 in the shard's .segments",
+                    f"tokenreel verify {self.path}",
+                )
 
     def segments_of(self, source: str, samples_N: ArrayLike) -> SegmentTable:
         """The segments of N samples, with their documents; samples as in :meth:`read_samples`."""
-        sample_N, shard_N, local_N = self._locate(source, samples_N)
-        parts = []
-        for shard, index_N in _groups(shard_N):
-            segments = self._segments.get(self._first_row[source] + shard, self._open_segments)
-            parts.append(ShardPart(shard, index_N, local_N[index_N], segments))
-        return gather_segments(parts, sample_N, self._segment_start_K[source], self.manifest.seq_len)
+        groups = self._groups(source, samples_N)
+        first_row = self._first_row[source]
+        tables = [self._segments.get(first_row + shard, self._open_segments) for shard in groups.shards]
+        return gather_segments(groups, tables, self._segment_start_K[source], self.manifest.seq_len)
 
     def find_document(self, document: int) -> tuple[DocumentPlace, ...]:
         """The shards and rows that hold a document, in shard order; none if the Dataset does not."""
@@ -206,20 +198,16 @@ class Dataset:
                 "TR-SOURCE-UNKNOWN", f"no source {source!r}", str(self.path), f"one of {', '.join(self.source_names)}"
             )
 
-    def _locate(
-        self, source: str, samples_N: ArrayLike
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _groups(self, source: str, samples_N: ArrayLike) -> SampleGroups:
         self._check_source(source)
         sample_N = np.atleast_1d(np.asarray(samples_N, np.int64))
         start_K = self._sample_start_K[source]
         if len(sample_N) and not 0 <= int(sample_N.min()) <= int(sample_N.max()) < int(start_K[-1]):
             raise IndexError(f"source {source!r} has samples 0..{int(start_K[-1]) - 1}")
-        shard_N = np.searchsorted(start_K, sample_N, "right") - 1
-        return sample_N, shard_N, sample_N - start_K[shard_N]
+        return group_samples(sample_N, start_K)
 
-    def _open_tokens(self, row: int) -> tuple[tuple[TokenFile, NDArray[np.uint64]], int]:
-        files = self.shard_files(row)
-        return (TokenFile(files), read_hashes(files)), 1
+    def _open_tokens(self, row: int) -> tuple[TokenFile, int]:
+        return TokenFile(self.shard_files(row)), 1
 
     def _open_segments(self, row: int) -> tuple[SegmentRows, int]:
         files = self.shard_files(row)
@@ -232,18 +220,6 @@ class Dataset:
                 record = self.manifest.files_hashed["documents.npy"]
                 self._index = DocumentIndex(self.path / "documents.npy", record.size_bytes, record.xxh3_128)
             return self._index
-
-
-def _groups(shard_N: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(shard, indices into N) for each shard that occurs."""
-    if not len(shard_N):
-        return
-    order_N = np.argsort(shard_N, kind="stable")
-    sorted_N = shard_N[order_N]
-    borders = np.flatnonzero(sorted_N[1:] != sorted_N[:-1]) + 1
-    bounds = [0, *borders.tolist(), len(sorted_N)]
-    for start, stop in itertools.pairwise(bounds):
-        yield int(sorted_N[start]), order_N[start:stop]
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .layout import PADDING_ROW
 from .segments import SegmentFile, SegmentTable
 
-__all__ = ["SegmentRows", "ShardPart", "gather_segments", "join_rows"]
+__all__ = ["SampleGroups", "SegmentRows", "gather_segments", "group_samples", "join_rows"]
 
 _ROW_DTYPE = np.dtype(
     [
@@ -32,17 +32,21 @@ _ROW_DTYPE = np.dtype(
 _ROW_WORDS = _ROW_DTYPE.itemsize // 8
 
 
-@dataclass(frozen=True)
 class SegmentRows:
     """A shard's segments joined with their documents, as one row of 48 bytes each: one look-up a segment.
 
     Attributes:
         offset_N: first segment of each sample, and the end; i8.
         rows_S: segments; those of padding hold zeros for a document.
+        words_SW: the same rows as u8 words: gathering plain integers is faster than gathering structures.
     """
 
-    offset_N: NDArray[np.int64]
-    rows_S: NDArray[np.void]
+    __slots__ = ("offset_N", "rows_S", "words_SW")
+
+    def __init__(self, offset_N: NDArray[np.int64], rows_S: NDArray[np.void]) -> None:
+        self.offset_N = offset_N
+        self.rows_S = rows_S
+        self.words_SW = rows_S.view(np.uint64).reshape(-1, _ROW_WORDS)
 
     @property
     def size_bytes(self) -> int:
@@ -51,13 +55,33 @@ class SegmentRows:
 
 
 @dataclass(frozen=True)
-class ShardPart:
-    """The samples of a batch that lie in one shard: ``index_N`` of the batch, ``local_N`` in the shard."""
+class SampleGroups:
+    """The samples of a batch, sorted by shard.
 
-    shard: int
-    index_N: NDArray[np.int64]
-    local_N: NDArray[np.int64]
-    segments: SegmentRows
+    Attributes:
+        sample_N: source sample numbers, as asked for.
+        index_G: which of the N each of the G is.
+        local_G: sample number inside its shard.
+        shards: shards that occur, ascending.
+        bounds: the samples of shard ``shards[k]`` are ``bounds[k]:bounds[k + 1]`` of G.
+    """
+
+    sample_N: NDArray[np.int64]
+    index_G: NDArray[np.int64]
+    local_G: NDArray[np.int64]
+    shards: list[int]
+    bounds: list[int]
+
+
+def group_samples(sample_N: NDArray[np.int64], start_K: NDArray[np.int64]) -> SampleGroups:
+    """Sort samples (that exist) by shard; ``start_K`` = first sample of each shard of the source, and the end."""
+    shard_N = np.searchsorted(start_K, sample_N, "right") - 1
+    index_G = np.argsort(shard_N, kind="stable")
+    shard_G = shard_N[index_G]
+    local_G = (sample_N - start_K[shard_N])[index_G]
+    borders = (np.flatnonzero(shard_G[1:] != shard_G[:-1]) + 1).tolist()
+    bounds = [0, *borders, len(sample_N)] if len(sample_N) else [0]
+    return SampleGroups(sample_N, index_G, local_G, shard_G[bounds[:-1]].tolist(), bounds)
 
 
 def join_rows(table: SegmentFile, documents_D: NDArray[np.void]) -> SegmentRows:
@@ -73,44 +97,36 @@ def join_rows(table: SegmentFile, documents_D: NDArray[np.void]) -> SegmentRows:
 
 
 def gather_segments(
-    parts: Sequence[ShardPart],
-    sample_N: NDArray[np.int64],
-    segment_start_K: NDArray[np.int64],
-    seq_len: int,
+    groups: SampleGroups, tables: Sequence[SegmentRows], segment_start_K: NDArray[np.int64], seq_len: int
 ) -> SegmentTable:
-    """The table of all segments of N samples, sorted by the samples' place in the batch.
+    """The table of all segments of a batch, sorted by the samples' place in it.
 
-    ``sample_N`` = source sample numbers, ``segment_start_K`` = source segment number of each shard's first segment.
+    ``tables`` = those of ``groups.shards``, ``segment_start_K`` = source segment number of each shard's first segment.
     """
-    first_G, stop_G = np.empty((2, len(sample_N)), np.int64)
-    bounds = [0]
-    for part in parts:
-        start, stop = bounds[-1], bounds[-1] + len(part.local_N)
-        part.segments.offset_N.take(part.local_N, out=first_G[start:stop], mode="clip")
-        part.segments.offset_N.take(part.local_N + 1, out=stop_G[start:stop], mode="clip")
-        bounds.append(stop)
+    bounds, local_G = groups.bounds, groups.local_G
+    first_G, stop_G = np.empty((2, len(local_G)), np.int64)
+    for table, start, stop in zip(tables, bounds, bounds[1:], strict=False):
+        mine_G = local_G[start:stop]
+        table.offset_N.take(mine_G, out=first_G[start:stop], mode="clip")
+        table.offset_N[1:].take(mine_G, out=stop_G[start:stop], mode="clip")
     count_G = stop_G - first_G
     end_G = np.cumsum(count_G)
-    total = int(end_G[-1]) if len(end_G) else 0
-    # Segment number inside its shard: the sample's first one plus the place inside the sample.
-    local_S = np.arange(total) + np.repeat(stop_G - end_G, count_G)
-    words_SW = np.empty((total, _ROW_WORDS), np.uint64)
-    shard_K = np.empty(len(parts), np.int32)
     ends = [0, *end_G.tolist()]
-    for number, part in enumerate(parts):
-        shard_K[number] = part.shard
-        start, stop = ends[bounds[number]], ends[bounds[number + 1]]
-        source_SW = part.segments.rows_S.view(np.uint64).reshape(-1, _ROW_WORDS)
-        source_SW.take(local_S[start:stop], axis=0, out=words_SW[start:stop], mode="clip")
-    index_G = np.concatenate([part.index_N for part in parts]) if parts else np.zeros(0, np.int64)
-    shard_G = np.repeat(shard_K, np.diff(bounds))
-    index_S, shard_S = np.repeat(index_G, count_G), np.repeat(shard_G, count_G)
-    if len(parts) > 1 or (index_G[1:] < index_G[:-1]).any():
+    # Segment number inside its shard: the sample's first one plus the place inside the sample.
+    local_S = np.arange(ends[-1]) + np.repeat(stop_G - end_G, count_G)
+    words_SW = np.empty((ends[-1], _ROW_WORDS), np.uint64)
+    for table, start, stop in zip(tables, bounds, bounds[1:], strict=False):
+        mine = slice(ends[start], ends[stop])
+        table.words_SW.take(local_S[mine], axis=0, out=words_SW[mine], mode="clip")
+    shard_G = np.repeat(np.array(groups.shards, np.int32), np.diff(bounds))
+    index_S, shard_S = np.repeat(groups.index_G, count_G), np.repeat(shard_G, count_G)
+    if len(tables) > 1 or (groups.index_G[1:] < groups.index_G[:-1]).any():
         order_S = np.argsort(index_S, kind="stable")
         index_S, shard_S, local_S = index_S[order_S], shard_S[order_S], local_S[order_S]
         words_SW = words_SW.take(order_S, axis=0)
     segment_S = local_S + segment_start_K[shard_S]
-    return _table(words_SW.view(_ROW_DTYPE).reshape(-1), sample_N[index_S], index_S, shard_S, segment_S, seq_len)
+    rows_S = words_SW.view(_ROW_DTYPE).reshape(-1)
+    return _table(rows_S, groups.sample_N[index_S], index_S, shard_S, segment_S, seq_len)
 
 
 def _table(
