@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .order.plan import Plan
@@ -104,8 +104,25 @@ class DataConfig:
 
 
 def default_weights(sources: Sources) -> dict[str, float]:
-    """The realised share of each source: its tokens without padding, over all Datasets."""
-    return {name: float(sources.info(name).num_tokens) for name in sources.names if sources.info(name).num_tokens}
+    """The realised share of each source: its tokens without padding, times the epochs its Dataset's mix planned."""
+    weights = {}
+    for number, name in enumerate(sources.names):
+        tokens = sources.info(name).num_tokens
+        if tokens:
+            weights[name] = tokens * _planned_epochs(sources.dataset(number).manifest.accounting, name)
+    return weights
+
+
+def _planned_epochs(accounting: Mapping[str, Any], source: str) -> float:
+    """How often the mix wants the source to be seen, 1 where a Dataset says nothing; below 1 never: the rest was left
+    out.
+    """
+    rows = accounting.get("mix", [])
+    for row in rows if isinstance(rows, list) else []:
+        epochs = row.get("epochs") if isinstance(row, Mapping) and row.get("source") == source else None
+        if isinstance(epochs, int | float) and 1 <= epochs < 1e6:
+            return float(epochs)
+    return 1.0
 
 
 def build_plan(data: DataConfig, sources: Sources, skips: SkipList) -> Plan:

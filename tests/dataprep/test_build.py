@@ -190,6 +190,26 @@ def test_mix_by_ratio_lists_what_it_leaves_out(
     assert all(item["witness_document"] is None for item in left_out)
 
 
+def test_repeated_source_weighs_what_the_mix_planned(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan wants ``code`` more often than it is there: once on disk, its planned share in the default mixture."""
+    from loader.run_config import default_weights
+    from loader.sources import open_sources
+
+    borrow_work(built, tmp_path)
+    mix = {"ratios": {"web": 1, "code": 4}, "total_tokens": 40_000}
+    config = write_config(tmp_path / "build.yaml", built.corpus, mix=mix)
+    result = run(capsys, "build", config)
+    rows = {row["source"]: row for row in result["accounting"]["mix"]}
+    assert rows["code"]["epochs"] > 1
+    assert rows["web"]["epochs"] == 1
+    dataset = open_dataset(result["output"])
+    assert [info.num_tokens for info in dataset.manifest.sources] == [rows[s]["kept_tokens"] for s in ("web", "code")]
+    weights = default_weights(open_sources([dataset]))
+    assert weights["code"] / sum(weights.values()) == pytest.approx(0.8, abs=0.01)
+
+
 @pytest.mark.parametrize("moves_done", [0, 1])
 def test_stopped_while_publishing(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moves_done: int
