@@ -59,8 +59,8 @@ class Dataset:
         self._first_row: dict[str, int] = dict(zip(self.source_names, stops, strict=False))
         spans = dict(zip(self.source_names, itertools.pairwise(stops), strict=True))
         self._samples_K = {name: samples_R[a:b] for name, (a, b) in spans.items()}
-        self._sample_start_K = {name: np.cumsum([0, *samples_R[a:b]]) for name, (a, b) in spans.items()}
-        self._segment_start_K = {name: np.cumsum([0, *segments_R[a:b]]) for name, (a, b) in spans.items()}
+        self._sample_start_K = {name: _starts(samples_R[a:b]) for name, (a, b) in spans.items()}
+        self._segment_start_K = {name: _starts(segments_R[a:b]) for name, (a, b) in spans.items()}
         self._tokens: Cache[TokenFile] = Cache(_MAX_OPEN_SHARDS)
         self._segments: Cache[SegmentRows] = Cache(_TABLE_CACHE_BYTES)
         self._lock = threading.Lock()
@@ -220,6 +220,12 @@ class Dataset:
                 record = self.manifest.files_hashed["documents.npy"]
                 self._index = DocumentIndex(self.path / "documents.npy", record.size_bytes, record.xxh3_128)
             return self._index
+
+
+def _starts(count_K: NDArray[np.int64]) -> NDArray[np.int64]:
+    start_K = np.zeros(len(count_K) + 1, np.int64)
+    np.cumsum(count_K, out=start_K[1:])
+    return start_K
 
 
 def read_manifest(path: Path) -> Manifest:
