@@ -8,6 +8,13 @@ from typing import Literal
 __all__ = ["DecideConfig", "DedupConfig", "HoldoutConfig", "IngestConfig", "MinHashConfig", "SignConfig"]
 
 
+def _check(*rules: tuple[str, bool]) -> None:
+    """Raise what ``loader.settings`` shows at its key: one ``key: message`` a line."""
+    broken = [message for message, holds in rules if not holds]
+    if broken:
+        raise ValueError("\n".join(broken))
+
+
 @dataclass(frozen=True)
 class IngestConfig:
     """How strictly input is read.
@@ -20,6 +27,12 @@ class IngestConfig:
     max_reject_fraction: float = 0.01
     line_limit_bytes: int = 64 << 20
 
+    def __post_init__(self) -> None:
+        _check(
+            ("max_reject_fraction: from 0 to 1", 0 <= self.max_reject_fraction <= 1),
+            ("line_limit_bytes: from 1 to 2^30", 1 <= self.line_limit_bytes <= 1 << 30),
+        )
+
 
 @dataclass(frozen=True)
 class MinHashConfig:
@@ -29,6 +42,14 @@ class MinHashConfig:
     bands: int = 25
     rows: int = 5
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        fits = 0 < self.bands * self.rows <= self.num_permutations and self.bands > 0
+        _check(
+            ("num_permutations: a multiple of 8, from 8 to 4096", self.num_permutations in range(8, 4097, 8)),
+            ("bands: bands x rows from 1 to num_permutations", fits),
+            ("seed: from 0 to 2^32 - 1", 0 <= self.seed < 1 << 32),
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,13 @@ class DedupConfig:
     minhash: MinHashConfig = field(default_factory=MinHashConfig)
     max_bucket: int = 8192
 
+    def __post_init__(self) -> None:
+        _check(
+            ("threshold: above 0, at most 1", 0 < self.threshold <= 1),
+            ("max_removed_fraction: from 0 to 1", 0 <= self.max_removed_fraction <= 1),
+            ("max_bucket: at least 2", self.max_bucket >= 2),
+        )
+
 
 @dataclass(frozen=True)
 class HoldoutConfig:
@@ -65,6 +93,12 @@ class HoldoutConfig:
 
     fraction: float = 0.01
     linked_at: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check(
+            ("fraction: from 0, below 1", 0 <= self.fraction < 1),
+            ("linked_at: above 0, at most 1", 0 < self.linked_at <= 1),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""The build configuration: what it refuses, what enters the digest, who wins in deduplication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dataprep.config import BuildConfig, SourceConfig, semantic_of, source_priority
+from dataprep.inputs import find_inputs
+from loader.canonical import digest_of
+from loader.errors import ConfigError
+from loader.settings import load_config
+
+BASE = "version: 1\noutput: out\nsources: {web: {root: a}, code: {root: b}}\n"
+
+
+def load(tmp_path: Path, text: str = BASE, *overrides: str) -> BuildConfig:
+    path = tmp_path / "build.yaml"
+    path.write_text(text)
+    return load_config(path, BuildConfig, overrides).config
+
+
+def test_places_and_run_block_are_not_semantic(tmp_path: Path) -> None:
+    plain = digest_of(semantic_of(load(tmp_path)))
+    for override in ("output=elsewhere", "sources.web.root=/far/away", "run.workers=7", "run.work=/tmp/x"):
+        assert digest_of(semantic_of(load(tmp_path, BASE, override))) == plain
+    for override in ("seed=18", "sources.web.text=body", "pack.seq_len=512", "holdout.fraction=0.5"):
+        assert digest_of(semantic_of(load(tmp_path, BASE, override))) != plain
+
+
+def test_order_of_sources_is_semantic(tmp_path: Path) -> None:
+    swapped = BASE.replace("{web: {root: a}, code: {root: b}}", "{code: {root: b}, web: {root: a}}")
+    assert digest_of(semantic_of(load(tmp_path))) != digest_of(semantic_of(load(tmp_path, swapped)))
+
+
+def test_rank_overrides_place() -> None:
+    def priority(**ranks: int | None) -> tuple[str, ...]:
+        sources = {name: SourceConfig(root=name, rank=rank) for name, rank in ranks.items()}
+        return source_priority(BuildConfig(version=1, output="o", sources=sources))
+
+    assert priority(a=None, b=None, c=None) == ("a", "b", "c")
+    assert priority(a=None, b=None, c=-1) == ("c", "a", "b")
+    assert priority(a=9, b=None, c=None) == ("b", "c", "a")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("output=''", "output: a folder to write to"),
+        ("seed=-1", "seed: from 0"),
+        ("sources.web.opt_out=[dedupe]", "unknown method 'dedupe'"),
+        ("sources.web.paths=[../x]", "must stay below root"),
+        ("mix.ratios={web: 1}", "says nothing of source 'code'"),
+        ("mix.ratios={web: 1, code: -1}", "code must be positive"),
+        ("mix.max_epochs={papers: 2}", "unknown source 'papers'"),
+        ("tokenizer.sentencepiece={}", "exactly one of train, load"),
+        ("tokenizer.sentencepiece={train: {vocab_size: 10}}", "vocab_size: from 300"),
+        ("pack.seq_len=0", "seq_len: from 8"),
+        ("shards.size_bytes=4294967296", "size_bytes: from 1"),
+        ("run.workers=0", "workers: from 1"),
+        ("holdout.fraction=1", "fraction"),
+        ("dedup.threshold=0", "threshold"),
+    ],
+)
+def test_wrong_values_are_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, BASE, override)
+    assert message in caught.value.message
+
+
+def test_names_that_a_dataset_uses_itself_are_refused(tmp_path: Path) -> None:
+    for name in ("tokenizer", "manifest.json", "a/b", ".hidden", "x" * 65):
+        with pytest.raises(ConfigError, match="name"):
+            load(tmp_path, f"version: 1\noutput: out\nsources: {{'{name}': {{root: a}}}}\n")
+
+
+def test_files_are_found_in_order_and_once(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "deep/er/c.jsonl", "skip.txt", "B.jsonl"):
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).touch()
+    config = load(tmp_path, "version: 1\noutput: out\nsources: {web: {root: a, paths: ['*.jsonl', '**/*.jsonl']}}\n")
+    assert [file.path for file in find_inputs(config, tmp_path)] == ["B.jsonl", "a.jsonl", "b.jsonl", "deep/er/c.jsonl"]
+
+
+def test_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "new\nline.jsonl").touch()
+    config = load(tmp_path, "version: 1\noutput: out\nsources: {web: {root: a}}\n")
+    with pytest.raises(ConfigError, match="control characters"):
+        find_inputs(config, tmp_path)
