@@ -114,5 +114,9 @@ def _tree(value: Any, indent: str) -> list[str]:
                 lines.append(f"{indent}{name}: {item}")
         return lines
     if isinstance(value, list):
-        return [line for item in value for line in _tree(item, indent + "- ")]
+        lines = []
+        for item in value:
+            first, *rest = _tree(item, "") or [""]
+            lines += [f"{indent}- {first}", *(f"{indent}  {line}" for line in rest)]
+        return lines
     return [f"{indent}{value}"]
