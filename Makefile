@@ -24,6 +24,9 @@ PIP := -m pip --disable-pip-version-check install --quiet --no-input
 help:
 	@grep -E '^#   ' Makefile | cut -c5-
 
+# Two test processes on two cores: more threads would only wait for each other.
+test test-slow test-default: export OMP_NUM_THREADS := 1
+
 demo: $(DEFAULT)/.ready
 	$(DEFAULT)/bin/tokenreel demo $(DEMO_FLAGS)
 
