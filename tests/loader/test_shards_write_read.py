@@ -251,6 +251,21 @@ def test_nothing_and_out_of_range(made: MadeDataset) -> None:
         dataset.read_file("../secret")
 
 
+def test_reading_into_rows_of_a_batch(made: MadeDataset) -> None:
+    dataset = made.open()
+    seq_len = made.spec.seq_len
+    tokens_BT = np.full((6, seq_len), 9, np.uint16)
+    dataset.read_samples_into("web", [20, 1, 20], tokens_BT, np.array([5, 0, 2]))
+    dataset.read_samples_into("code", [3], tokens_BT, np.array([1]))
+    dataset.read_samples_into("code", [], tokens_BT, np.zeros(0, np.int64))
+    web, code = made.samples["web"], made.samples["code"]
+    assert tokens_BT[[0, 1, 2, 5]].tolist() == [web[1][0], code[3][0], web[20][0], web[20][0]]
+    assert (tokens_BT[3:5] == 9).all()
+    for wrong_BT in (np.zeros((6, seq_len), np.int32), np.zeros((6, seq_len + 1), np.uint16)):
+        with pytest.raises(ValueError, match="no rows of this Dataset"):
+            dataset.read_samples_into("web", [0], wrong_BT, np.array([0]))  # type: ignore[arg-type]
+
+
 def test_tables_of_several_sources_join_in_batch_order(made: MadeDataset) -> None:
     dataset = made.open()
     web = dataset.segments_of("web", [3, 0])
