@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from loader.errors import ConfigError
@@ -11,7 +12,7 @@ from .documents import InputFile
 from .job import Job
 from .stages import hash_inputs
 
-__all__ = ["check_formats", "find_inputs", "load_job"]
+__all__ = ["check_names", "find_inputs", "load_job"]
 
 
 def load_job(config: BuildConfig, base: Path, cache_path: Path | None) -> Job:
@@ -46,18 +47,26 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     return tuple(inputs)
 
 
-def check_formats(config: BuildConfig) -> None:
-    """Refuse unknown formats; apart from ``find_inputs`` because the readers take long to import.
+def check_names(config: BuildConfig) -> None:
+    """Refuse names that no table knows: formats, dedup methods, packing strategies.
+
+    Apart from reading the configuration, because the tables import the code that they name, and that takes long.
 
     Raises:
-        ConfigError: a source has a format that no reader knows.
+        ConfigError: ``TR-CONFIG-NAME``, with the names there are.
     """
+    from .dedup import METHODS
     from .formats import FORMATS
+    from .pack import PACKERS
 
-    for name, source in config.sources.items():
-        if source.format not in FORMATS:
-            message = f"source {name!r}: no reader for format {source.format!r}"
-            raise ConfigError("TR-INPUT-FORMAT", message, f"sources.{name}.format", f"one of {', '.join(FORMATS)}")
+    wanted: list[tuple[str, str, Mapping[str, object]]] = [
+        (f"sources.{name}.format", source.format, FORMATS) for name, source in config.sources.items()
+    ]
+    wanted += [("dedup.methods", method, METHODS) for method in config.dedup.methods]
+    wanted += [("pack.strategy", config.pack.strategy, PACKERS)]
+    for place, name, table in wanted:
+        if name not in table:
+            raise ConfigError("TR-CONFIG-NAME", f"there is no {name!r}", place, f"one of {', '.join(sorted(table))}")
 
 
 def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:

@@ -19,7 +19,7 @@ from loader.settings import load_config, to_plain
 
 from .config import BuildConfig, semantic_of
 from .engines import EngineOptions, check_engine, make_engine, run_stage
-from .inputs import check_formats, load_job
+from .inputs import check_names, load_job
 from .pipeline import Pipeline, locked, plan_pipeline
 from .places import SPLITS, config_paths, existing_build, split_outputs
 from .stages import Stage
@@ -71,7 +71,7 @@ def describe_plan(prepared: Prepared, last: str) -> tuple[dict[str, Any], str]:
     """What would be done, as JSON and as text; nothing is written."""
     pipeline = prepared.pipeline
     config = pipeline.job.config
-    check_formats(config)
+    check_names(config)
     sources = {name: {"files": 0, "size_bytes": 0} for name in config.sources}
     for raw in pipeline.job.raw:
         sources[raw.source]["files"] += 1
@@ -112,7 +112,7 @@ def run_until(
         TokenreelError: what a stage raised.
     """
     run = prepared.pipeline.job.config.run
-    check_formats(prepared.pipeline.job.config)
+    check_names(prepared.pipeline.job.config)
     engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))
     for stage in prepared.pipeline.until(last):
         started = time.monotonic()

@@ -318,6 +318,16 @@ class TestMistakes:
         config = write_config(tmp_path / "c.yaml", built.corpus, mix={"ratios": {"web": 1, "wb": 1}})
         assert "'wb'" in self.check(capsys, config, 2, "TR-CONFIG-INVALID")["message"]
 
+    @pytest.mark.parametrize(
+        "change", ["sources.web.format=docx", "dedup.methods=[exact, guess]", "pack.strategy=worst_fit"]
+    )
+    def test_names_that_no_table_knows(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+    ) -> None:
+        config = write_config(tmp_path / "c.yaml", built.corpus)
+        error = run(capsys, "build", config, "--set", change, code=2)["error"]
+        assert (error["code"], error["place"]) == ("TR-CONFIG-NAME", change.partition("=")[0])
+
     def test_all_records_rejected(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "in").mkdir()
         (tmp_path / "in" / "a.jsonl").write_bytes(b'{"body": "x"}\n' * 5)
