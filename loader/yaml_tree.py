@@ -8,6 +8,7 @@ Anchors and aliases work; merge keys (``<<``) and explicit tags outside the core
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "MAX_NODES", "Node", "apply_override", "did_you_mean", "parse_yaml"]
 
 MAX_DEPTH = 64
-MAX_NODES = 100_000
+MAX_NODES = 20_000
 _TAG = "tag:yaml.org,2002:"
 _PATTERNS = (
     ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN\0"),
@@ -97,6 +98,7 @@ def parse_yaml(text: str, label: str, problems: list[str], fixed_place: str | No
     return _Builder(at, problems).build(root)
 
 
+@functools.cache
 def _core_loader() -> type[yaml.SafeLoader]:
     """A SafeLoader whose plain scalars resolve by YAML 1.2's core schema."""
     import yaml

@@ -15,11 +15,19 @@ import pydantic
 import pytest
 import xxhash
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.errors import ConfigError
-from loader.settings import MAX_FILE_BYTES, child_environment, digest_of, load_config, schema_of, to_plain
+from loader.settings import (
+    MAX_FILE_BYTES,
+    canonical_json,
+    child_environment,
+    digest_of,
+    load_config,
+    schema_of,
+    to_plain,
+)
 from loader.yaml_tree import MAX_DEPTH, MAX_NODES, Node, parse_yaml
 
 
@@ -367,6 +375,7 @@ def plain_of(node: Node) -> Any:
     return node.value
 
 
+@settings(max_examples=60)
 @given(JSON_VALUES)
 def test_json_is_read_as_json(value: Any) -> None:
     """YAML 1.2 is a superset of JSON; the oracle is the value that was printed."""
@@ -393,6 +402,45 @@ def test_any_text_is_a_tree_or_a_list_of_problems(text: str) -> None:
     problems: list[str] = []
     node = parse_yaml(text, "x", problems)
     assert node is not None or problems
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Co", "Cn"]), max_size=8)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+SOURCES = st.builds(
+    Source,
+    root=st.from_regex(r"[a-z]{1,4}(/[a-z]{1,4}){0,2}", fullmatch=True).map(Path),
+    ratio=FLOATS,
+    files=st.lists(TEXTS, max_size=3).map(tuple),
+    span=st.tuples(st.integers(), TEXTS),
+    filters=st.lists(
+        st.builds(Filter, st.sampled_from(["alpha", "beta"]), st.none() | st.integers(-99, 99)), max_size=3
+    ).map(tuple),
+)
+JOBS = st.builds(
+    Job,
+    output=TEXTS,
+    seed=st.integers(-(2**60), 2**60),
+    sources=st.dictionaries(TEXTS, SOURCES, max_size=3),
+    tokenizer=st.builds(TrainTokenizer, st.dictionaries(TEXTS, st.integers(0, 9), max_size=2))
+    | st.builds(LoadTokenizer, TEXTS, st.booleans()),
+    extra=st.none() | st.builds(Filter),
+    total=st.integers(0, 9) | st.just("all"),
+    weights=st.lists(FLOATS, max_size=3),
+    run=st.builds(Run, st.integers(1, 9)),
+)
+
+
+@settings(max_examples=40)
+@given(JOBS)
+def test_a_configuration_written_out_is_the_same_configuration(
+    tmp_path_factory: pytest.TempPathFactory, job: Job
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "written.yaml"
+    path.write_bytes(canonical_json(to_plain(job)))
+    loaded = load_config(path, Job)
+    assert loaded.config == job
+    again = load_config(path, Job, [f"run={{workers: {job.run.workers + 1}}}"])
+    assert again.digest == loaded.digest == digest_of(loaded.semantic)
 
 
 def test_the_schema_agrees_on_unknown_keys() -> None:

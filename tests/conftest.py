@@ -1,0 +1,14 @@
+"""Settings of the whole suite: property tests draw the same examples every time and are never judged by the clock."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "tokenreel",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("explore", parent=settings.get_profile("tokenreel"), derandomize=False, max_examples=1000)
+settings.load_profile("tokenreel")
