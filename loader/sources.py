@@ -22,7 +22,7 @@ __all__ = ["Sources", "open_sources"]
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a run that hold samples, in the order of its Datasets; a source is its place in ``names``.
+    """The sources of a run, in the order of its Datasets; a source is known by its place in ``names``.
 
     Attributes:
         datasets: opened Datasets.
@@ -121,6 +121,8 @@ def open_sources(datasets: Sequence[Dataset]) -> Sources:
                     "TR-SOURCES-TWICE", f"source {name!r} is also in {other}", str(dataset.path), "unique names"
                 )
             dataset_of[name] = number
+    if not any(info.num_samples for dataset in datasets for info in dataset.manifest.sources):
+        raise RefusedError("TR-SOURCES-NONE", "no source holds a sample", str(datasets[0].path), "one sample at least")
     eos = first.tokenizer.get("eos_id")
     return Sources(
         datasets=tuple(datasets),

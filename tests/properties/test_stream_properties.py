@@ -39,7 +39,7 @@ def _equal(one: Batch, other: Batch) -> bool:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(global_batch=st.integers(1, 40), world=st.integers(1, 12), step=st.integers(0, 200), seed=st.integers(0, 2**40))
 def test_union_over_ranks_is_the_global_batch(
     made: MadeDataset, global_batch: int, world: int, step: int, seed: int
@@ -57,7 +57,7 @@ def test_union_over_ranks_is_the_global_batch(
     assert np.array_equal(index, whole.segments.document_id_S)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     stops=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     threads=st.integers(1, 4),
