@@ -156,6 +156,19 @@ def test_a_position_inside_a_step_is_refused() -> None:
     assert caught.value.code == "TR-CURSOR-STEP"
 
 
+def test_stages_and_batches_that_start_at_the_cursor_are_not_its_past() -> None:
+    base = plan_of(batch=(BatchStage(0, 16),))
+    cursor = make_cursor(base, DIGESTS, next_step=64)
+    assert cursor.next_position == 1024 == CONFIG.stages[1].start
+    check_cursor(cursor, plan_of(batch=(BatchStage(0, 16), BatchStage(1024, 9))), {"web": "a" * 32, "books": "b" * 32})
+    check_cursor(cursor, plan_of(batch=(BatchStage(0, 16),), stages=CONFIG.stages[:1]), DIGESTS)
+    later = make_cursor(base, DIGESTS, next_step=65)
+    with pytest.raises(RefusedError, match="mixture"):
+        check_cursor(later, plan_of(batch=(BatchStage(0, 16),), stages=CONFIG.stages[:1]), DIGESTS)
+    with pytest.raises(RefusedError, match="batch"):
+        check_cursor(later, plan_of(batch=(BatchStage(0, 16), BatchStage(1024, 9))), DIGESTS)
+
+
 def test_an_entry_stamped_at_the_cursor_acts_from_there() -> None:
     """A rollback stamps the checkpoint's next position: the cut range starts right at it."""
     plan = plan_of(EARLY, CUT, SkipEntry("positions", "drop", HERE, ranges=((HERE, HERE + 40),)))

@@ -147,6 +147,35 @@ def test_stream_equals_walking_with_skips(case: tuple[PlanConfig, list[SkipEntry
     assert [plan.step_of(position) for position in range(end)] == [step_of.get(position) for position in range(end)]
 
 
+@st.composite
+def drops_of_one_source(draw: st.DrawFn) -> tuple[PlanConfig, list[SkipEntry]]:
+    """Two to four stamps at which one source loses samples, small enough for the epochs between them to be few."""
+    config, _ = draw(plans())
+    size = int(np.sum(config.sources[1].shard_samples))
+    stops = draw(st.lists(st.integers(0, STOP - 100), min_size=2, max_size=4, unique=True))
+    starts = draw(st.lists(st.integers(0, size - 2), min_size=len(stops), max_size=len(stops)))
+    most = max(1, (size - 1) // len(stops))
+    return config, [
+        SkipEntry("samples", "drop", stamp, "s1", ((start, min(size, start + draw(st.integers(1, most)))),))
+        for stamp, start in zip(stops, starts, strict=True)
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(drops_of_one_source())
+def test_several_stamps_of_one_source(case: tuple[PlanConfig, list[SkipEntry]]) -> None:
+    config, entries = case
+    plan = Plan(config, SkipList(entries), Documents())
+    reads, _ = oracle(plan, entries)
+    refs = plan.samples(np.arange(STOP))
+    found = zip(refs.source_N.tolist(), refs.epoch_N.tolist(), refs.sample_N.tolist(), strict=True)
+    assert list(found) == [reads[position] for position in range(STOP)]
+    sample_N = np.arange(plan.orders[1].num_samples)
+    position_M, which_M = plan.positions_of_samples("s1", sample_N, STOP)
+    assert position_M.tolist() == np.flatnonzero(refs.source_N == 1).tolist()
+    assert sample_N[which_M].tolist() == refs.sample_N[position_M].tolist()
+
+
 @settings(max_examples=40, deadline=None)
 @given(plans(), st.integers(1, STOP))
 def test_inverse_finds_every_reading_of_a_sample(case: tuple[PlanConfig, list[SkipEntry]], stop: int) -> None:
