@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -97,6 +99,9 @@ def _free_path(folder: Path, step: int) -> Path:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """DCP warns when no process group exists; a lone reader is no mistake."""
+    if torch.distributed.is_initialized():
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*assuming the intent is to.*", category=UserWarning)
         yield
@@ -107,8 +112,10 @@ def _commit_value(files: Mapping[str, tuple[int, str]], facts: CheckpointFacts) 
     return {**_FORMAT, "files": dict(files), **vars(facts), "state": json.dumps(facts.state, sort_keys=True)}
 
 
-def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts) -> Checkpoint:
-    """Write a checkpoint durably into a fresh folder below ``folder``.
+def save_checkpoint(
+    folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts, group: ProcessGroup | None = None
+) -> Checkpoint:
+    """Write a checkpoint durably into a fresh folder below ``folder``; ``group``: whose collectives to use.
 
     Killed at any moment it leaves either nothing or a folder with a temporary name; no older checkpoint is touched.
 
@@ -122,7 +129,7 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], facts: Checkpoi
     try:
         writer = HashingWriter(temporary)
         with _quiet():
-            save(dict(tensors), storage_writer=writer, planner=DefaultSavePlanner(False, False))
+            save(dict(tensors), storage_writer=writer, planner=DefaultSavePlanner(False, False), process_group=group)
         files = dict(sorted(writer.hashes().items()))
         write_sealed(temporary / COMMIT_NAME, _commit_value(files, facts))
         fsync_folder(temporary)

@@ -124,6 +124,7 @@ class _Driver:
         self._setting.say(f"branch {session.branch}, attempt {session.attempt}: from step {session.next_step}")
         if checkpoint is None:
             session.save()
+            session.saver.wait()  # from here on, steps without a checkpoint are a sign of damage
         return session
 
     def _load(self, branches: Any, watch: SpikeWatch, stream: Stream) -> Checkpoint | None:
@@ -167,6 +168,7 @@ class _Driver:
             kind, step = details.pop("kind"), details.pop("step", read.record.step)
             session.event(kind, step, **details)
             self._setting.say(f"step {step}: {kind}")
+        session.saver.wait()
         if decision.window is not None and decision.kind in ("alarm", "investigate"):
             self._pin(session, decision)
         if decision.kind == "report" and decision.window is not None:

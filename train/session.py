@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,12 +17,13 @@ from loader.runs import Branch, next_attempt, open_ledger
 from loader.sources import Sources
 from loader.stream.stream import Stream
 
-from .checkpoint import CheckpointFacts, list_checkpoints, prune, save_checkpoint
+from .checkpoint import CheckpointFacts, list_checkpoints, prune
 from .evaluate.perplexity import HeldOut, mean_loss, perplexity
 from .job import Job
 from .lineage import lineage_checkpoints
 from .metrics import MetricsWriter, StepTimes, step_line
 from .optim import learning_rate
+from .saver import Saver
 from .spikes.watch import SpikeWatch
 from .state import TrainState, input_options
 from .step import PackedStep, ReadStep, StepOptions, train_step
@@ -81,7 +81,7 @@ class Session:
     """Steps one branch; a context manager that closes what it opened.
 
     Attributes:
-        branch, attempt: which. next_step: steps done. last: the newest step read, or None.
+        branch, attempt: which. next_step: steps done. last: the newest step read, or None. saver: writes checkpoints.
     """
 
     def __init__(self, setting: Setting, opened: Opened) -> None:
@@ -93,6 +93,7 @@ class Session:
         self.next_step = opened.stream.next_step
         self.last: ReadStep | None = None
         self._saved_step = self.next_step if opened.resumed else -1
+        self.saver = Saver(paths.checkpoints, setting.world.saving)
         self._options = StepOptions(
             input_options(config, setting.sources), config.micro_batch, setting.sources.names, setting.world
         )
@@ -131,6 +132,7 @@ class Session:
             if act(self._record(*pending.popleft())):
                 return "left"
         self.save()
+        self.saver.wait()
         return "stopped" if stopping and self.next_step < config.steps else "finished"
 
     def _due(self, every: int) -> bool:
@@ -196,11 +198,12 @@ class Session:
             details = dict(decision.event)
             self.event(details.pop("kind"), details.pop("step", self.next_step), **details)
 
-    def save(self) -> Path | None:
-        """Save a checkpoint of the steps done and apply the retention; None if this very state is saved already."""
+    def save(self) -> None:
+        """Begin to save a checkpoint of the steps done, with the retention behind it; nothing if it exists already."""
         paths = self.job.paths
         if self._saved_step == self.next_step:
-            return None
+            return
+        self.saver.wait()
         own = lineage_checkpoints(paths.checkpoints, self.opened.branches)
         self._ledger.flush()
         numbers = [checkpoint.facts.number for checkpoint in list_checkpoints(paths.checkpoints)[0]]
@@ -213,17 +216,20 @@ class Session:
             mesh={"data": self.setting.world.size},
             state={"spikes": self.watch.state_dict()},
         )
-        checkpoint = save_checkpoint(paths.checkpoints, self.state.tensors(), facts)
-        keep = [*own, checkpoint][-self.job.config.checkpoint.keep_last :]
-        prune(paths.checkpoints, keep)
+        kept_before = own[max(0, len(own) + 1 - self.job.config.checkpoint.keep_last) :]
+        self.saver.save(
+            self.state.tensors(), facts, lambda checkpoint: prune(paths.checkpoints, [*kept_before, checkpoint])
+        )
         self._saved_step = self.next_step
-        return checkpoint.path
 
     def close(self) -> None:
-        """Close ledger, metrics and stream; a second call does nothing."""
-        self._ledger.close()
-        self._metrics.close()
-        self.opened.stream.close()
+        """Wait for the save in flight and close everything; a second call does nothing."""
+        try:
+            self.saver.wait()
+        finally:
+            self._ledger.close()
+            self._metrics.close()
+            self.opened.stream.close()
 
     def __enter__(self) -> Session:
         return self

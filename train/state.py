@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ def set_up_torch(config: TrainConfig) -> None:
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.run.threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs a pass over memory
+    # A debugging aid that would cost a pass over memory at every allocation.
+    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
 

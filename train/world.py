@@ -23,10 +23,16 @@ _TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class World:
-    """Rank of this process and number of processes."""
+    """The process group.
+
+    Attributes:
+        rank: of this process. size: number of processes.
+        saving: a group of its own for checkpoints that are written beside the training, or None outside of one.
+    """
 
     rank: int = 0
     size: int = 1
+    saving: dist.ProcessGroup | None = None
 
     def sum_(self, tensor: Tensor) -> None:
         """Sum over ranks in place."""
@@ -59,7 +65,8 @@ def join_world(device: str) -> Iterator[World]:
     timeout = timedelta(seconds=_TIMEOUT_S)
     dist.init_process_group(backend, store=HashStore(), rank=here.rank, world_size=here.size, timeout=timeout)
     try:
-        yield World(here.rank, here.size)
+        saving = dist.new_group(backend="gloo")
+        yield World(here.rank, here.size, saving if isinstance(saving, dist.ProcessGroup) else None)
         dist.barrier()  # leaving while a peer still sends aborts it
     finally:
         dist.destroy_process_group()

@@ -92,17 +92,23 @@ def killed_after(work: Callable[[], object], when: Callable[[], bool], number: i
     """Run ``work`` in a forked child and send it a signal as soon as ``when()``; its exit code (0: it was faster)."""
     child = _fork(work)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if when():
-            os.kill(child, number)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        time.sleep(0.0005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    raise AssertionError("the child neither ended nor reached the moment")
+    try:
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                child = 0
+                return os.waitstatus_to_exitcode(status)
+            if when():
+                os.kill(child, number)
+                status = os.waitpid(child, 0)[1]
+                child = 0
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.0005)
+        raise AssertionError("the child neither ended nor reached the moment")
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 @contextmanager

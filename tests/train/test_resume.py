@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -61,9 +62,8 @@ def run_with_kills(job: Path, rounds: int, rng: random.Random, number: int = sig
     root, codes = job.parent / "run", []
 
     def progress() -> int:
-        folder = root / "checkpoints"
-        inside = sum(1 for _ in folder.glob("*/*")) if folder.exists() else 0
-        return inside + sum(path.stat().st_size // 60 for path in root.glob("ledger/0/*.bin"))
+        files = sum(len(names) for _, _, names in os.walk(root / "checkpoints"))
+        return files + sum(path.stat().st_size // 60 for path in root.glob("ledger/0/*.bin"))
 
     for _ in range(rounds):
         goal = progress() + rng.randrange(1, 14)
