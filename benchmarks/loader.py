@@ -280,19 +280,25 @@ def first_batch(folder: Path, step: int) -> None:
 
 def start_up(folder: Path, repeat: int) -> list[Row]:
     """First batch of a fresh process at the start and at 90 % of a trillion tokens."""
-    num_steps = make_trillion(folder, (0.0, 0.9))
+    fractions = (0.0, 0.1, 0.9)
+    num_steps = make_trillion(folder, fractions)
 
-    def measure(step: int) -> dict[str, float]:
-        command = [sys.executable, __file__, "--first-batch", str(folder), str(step)]
-        runs = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(repeat)]
-        return {name: min(run[name] for run in runs) for name in ("cpu_s", "anonymous_mb")}
+    def measure(fraction: float) -> dict[str, float]:
+        step = str(int(fraction * num_steps))
+        command = [sys.executable, __file__, "--first-batch", str(folder), step]
+        result: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return result
 
-    measure(0)
-    start, late = measure(0), measure(int(0.9 * num_steps))
+    measure(0.0)
+    turns = [[measure(fraction) for fraction in fractions] for _ in range(repeat)]
+    start, early, late = (min(run["cpu_s"] for run in runs) for runs in zip(*turns, strict=True))
+    memory = max(run["anonymous_mb"] for runs in turns for run in runs)
     return [
-        row("first batch (512) at 1 T tokens", start["cpu_s"], "CPU-s", target=("<=", 0.25)),
-        row("... anonymous memory", start["anonymous_mb"], "MB", target=("<=", 100)),
-        row("resume at 90 % / start", late["cpu_s"] / start["cpu_s"], "ratio", target=("<=", 1.1)),
+        row("first batch (512) at 1 T tokens", start, "CPU-s", target=("<=", 0.25)),
+        row("... most anonymous memory", memory, "MB", target=("<=", 100)),
+        # At the very start half as many shards are live as later on, so half as many tables are read.
+        row("resume at 90 % / start", late / start, "ratio", target=("<=", 1.1)),
+        row("resume at 90 % / at 10 %", late / early, "ratio", target=("<=", 1.1)),
     ]
 
 
@@ -312,7 +318,7 @@ def main() -> None:
         rows = throughput(sources, folder / "small", 8 if options.quick else 60)
         rows += look_up(sources, 20 if options.quick else 100)
         rows += ledger(folder, 2000)
-        rows += start_up(folder / "trillion", 2 if options.quick else 5)
+        rows += start_up(folder / "trillion", 3 if options.quick else 8)
     copy_rate, hash_rate = _machine()
     if options.json:
         print(json.dumps(rows))

@@ -150,16 +150,13 @@ def read_ledger_file(path: Path) -> LedgerFile:
         # Killed while the file was being made: nothing was recorded.
         return LedgerFile(-1, -1, 0, np.empty(0, ledger_dtype(0)), 0, len(data), 0)
     magic, version, branch, attempt, num_sources, record_bytes, chain = _HEADER.unpack(data[:_HEADER_BYTES])
-    if (
-        magic != _MAGIC
-        or num_sources > _MAX_SOURCES
-        or _header_bytes(branch, attempt, num_sources)[0][-8:] != data[56:64]
-    ):
-        raise DamageError("TR-LEDGER-HEADER", "the header differs from its checksum", str(path), "an untouched ledger")
-    if version != LEDGER_VERSION or record_bytes != ledger_dtype(num_sources).itemsize:
+    damage = DamageError("TR-LEDGER-HEADER", "the header differs from its checksum", str(path), "an untouched ledger")
+    if magic != _MAGIC or xxhash.xxh3_64_intdigest(data[: _HEADER_BYTES - 8]) != chain:
+        raise damage
+    if version != LEDGER_VERSION:
         raise RefusedError("TR-LEDGER-VERSION", f"ledger version {version}", str(path), f"version {LEDGER_VERSION}")
-    if data[:_HEADER_BYTES] != _header_bytes(branch, attempt, num_sources)[0]:
-        raise DamageError("TR-LEDGER-HEADER", "the header differs from its checksum", str(path), "an untouched ledger")
+    if num_sources > _MAX_SOURCES or data[:_HEADER_BYTES] != _header_bytes(branch, attempt, num_sources)[0]:
+        raise damage
     num_whole = (len(data) - _HEADER_BYTES) // record_bytes
     records_N = np.frombuffer(data, ledger_dtype(num_sources), num_whole, _HEADER_BYTES)
     while num_whole and records_N["checksum"][num_whole - 1] == 0:

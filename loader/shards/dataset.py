@@ -32,7 +32,9 @@ from .segments import SegmentTable
 __all__ = ["Dataset", "open_dataset", "read_manifest"]
 
 _MAX_OPEN_SHARDS = 512
-_TABLE_CACHE_BYTES = 128 << 20
+# 16 shards of a source are live at once, with some 3 MB of segments each: room for ten sources, or batches would read
+# the same tables again and again.
+_TABLE_CACHE_BYTES = 512 << 20
 
 
 class Dataset:

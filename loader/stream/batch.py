@@ -302,8 +302,9 @@ def _segments_of(plan: Plan, sources: Sources, positions_B: _Ints, refs: SampleR
     for source, rows in _rows_by_source(refs):
         table = sources.segments_of(source, refs.sample_N[rows])
         parts.append(_part(table, source, rows, positions_B, np.asarray(refs.sample_N, np.int64)))
-    segments = _concatenate(parts)
-    segments = segments.take(np.argsort(segments.sample_index_S, kind="stable"))
+    segments = parts[0] if len(parts) == 1 else _concatenate(parts)
+    if len(parts) > 1:  # the segments of one source are in batch order already
+        segments = segments.take(np.argsort(segments.sample_index_S, kind="stable"))
     masked_S = plan.mask_of(
         segments.position_S, segments.source_S, segments.sample_S, segments.segment_S, segments.document_id_S
     )
