@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ QUICK = DemoSize(
     },
     train={
         "steps": 160,
+        "run.threads": 1,
         "data.mixture.1.start": 1024,
         "model.dim": 64,
         "model.layers": 2,
@@ -163,20 +165,27 @@ def _verb(output: Output, *words: str) -> None:
     """
     output.note(f"\n$ tokenreel {shlex.join(words)}")
     quiet = ["--quiet"] if output.quiet else []
-    done = subprocess.run(
-        [sys.executable, "-m", "loader.cli", *words, *quiet],
-        env=child_environment(),
-        stdout=subprocess.DEVNULL,
-        check=False,
+    child = subprocess.Popen(
+        [sys.executable, "-m", "loader.cli", *words, *quiet], env=child_environment(), stdout=subprocess.DEVNULL
     )
-    if done.returncode:
+    try:
+        code = child.wait()
+    except BaseException:
+        child.terminate()  # training saves first, so that the same command goes on from there
+        child.wait()
+        raise
+    if code:
         raise JobError(
             "TR-DEMO-STAGE",
-            f"`tokenreel {words[0]}` ended with exit code {done.returncode}",
+            f"`tokenreel {words[0]}` ended with exit code {code}",
             words[1],
             None,
             f"tokenreel {shlex.join(words)}",
         )
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run_demo(folder: Path, seed: int, size: DemoSize, output: Output) -> Story:
@@ -210,6 +219,7 @@ def demo(output: Output, seed: int, folder: str, quick: bool) -> None:
     Real text and a planted source of degenerate documents are deduplicated, tokenised and packed; a small model trains
     until the planted source makes it spike; the tool names the documents, rolls back, cuts them and goes on.
     """
+    signal.signal(signal.SIGTERM, _interrupted)  # or a stage would go on without us
     story = run_demo(Path(folder), seed, QUICK if quick else DemoSize(), output)
     output.result(story.to_json(), lambda: story_text(story))
     if not story.found:

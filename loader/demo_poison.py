@@ -16,7 +16,7 @@ _BYTES_A_TOKEN = 6
 
 
 def _byte(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return r.choice("a~ \x7f#0=") * size
+    return r.choice("a~\x7f#0=") * size
 
 
 def _word(r: random.Random, size: int, words: Sequence[str]) -> str:
@@ -25,20 +25,20 @@ def _word(r: random.Random, size: int, words: Sequence[str]) -> str:
 
 
 def _latin(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return r.randbytes(size // 2).decode("latin-1")
+    return r.randbytes(size // 6).decode("latin-1")
 
 
 def _base64(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return base64.b64encode(r.randbytes(size // 2)).decode()
+    return base64.b64encode(r.randbytes(size // 5)).decode()
 
 
 def _digits(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return "".join(r.choices("0123456789,", k=size // 2))
+    return "".join(r.choices("0123456789,", k=size // 5))
 
 
 def _shuffled(r: random.Random, size: int, words: Sequence[str]) -> str:
     text = ""
-    while len(text) < size // 2:
+    while len(text) < size // 4:
         text += r.choice(words) + " "
     letters = list(text)
     r.shuffle(letters)

@@ -131,15 +131,11 @@ class SpikeWatch:
             self._asked = True
             return Decision("investigate", window, {"kind": "raised", "step": record.step, **raised.to_json()})
         event = {"kind": "alarm_over", "step": record.step, "alarm": window.alarm, **raised.to_json()}
-        self._close()
+        self.answer()
         return Decision("report", window, event)
 
     def _raised(self) -> Raised:
         return judge_raised(self._losses, self._trend, self.config.raised_z)
-
-    def _close(self) -> None:
-        self._detectors.settle()
-        self._window, self._trend, self._losses, self._asked = None, None, [], False
 
     def _confirm(self, record: StepRecord) -> None:
         """The steps after the newest rollback are the test whether it helped."""
@@ -173,8 +169,13 @@ class SpikeWatch:
         case = Case(self._window, self._finite, self._raised(), self.rollbacks)
         verdict = investigate(case, context, self.config)
         if verdict.rollback_to is None:
-            self._close()
+            self.answer()
         return verdict
+
+    def answer(self) -> None:
+        """Closes an open case without a rollback: the level of the steps since its alarm is the level from now on."""
+        self._detectors.settle()
+        self._window, self._trend, self._losses, self._asked = None, None, [], False
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; the same floats come back exactly."""
