@@ -5,11 +5,12 @@ test.
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from loader.errors import ConfigError
+from loader.errors import ConfigError, RefusedError
 
 from ..stages import Stage, check_unchanged, close_stage, open_stage
 
@@ -75,8 +76,15 @@ def run_stage(stage: Stage, engine: Engine, done: Callable[[int], None] = lambda
     if not stage.incomplete_ranks():
         return False
     open_stage(stage)
-    check_unchanged(stage.inputs)
-    engine.run(stage, done)
-    check_unchanged(stage.inputs)
+    try:
+        check_unchanged(stage.inputs)
+        engine.run(stage, done)
+        check_unchanged(stage.inputs)
+    except RefusedError as error:
+        if (
+            error.code == "TR-INPUT-CHANGED"
+        ):  # what was read is not what the stage's digest says: it must not be found again
+            shutil.rmtree(stage.folder, ignore_errors=True)
+        raise
     close_stage(stage)
     return True

@@ -43,9 +43,8 @@ def warm_kernels() -> None:
         (Path(folder) / "warm.jsonl").write_bytes(json.dumps({"text": text}).encode() + b"\n")
         sign_file(InputFile("warm", 0, folder, "warm.jsonl"), 0, SignConfig(), Path(folder))
     pack_window(np.array([3, 5, 9], np.int64), 8, 0)
-    for dtype in (np.uint16, np.uint32):
-        pieces = np.array([[0, 0, 3, 0, 3]], np.int64)
-        gather_tokens(np.zeros((1, 4), dtype), pieces, np.zeros(4, dtype), np.zeros(2, np.int64))
+    pieces = np.array([[0, 0, 3, 0, 3]], np.int64)
+    gather_tokens(np.zeros((1, 4), np.uint16), pieces, np.zeros(4, np.uint16), np.zeros(2, np.int64))
 
 
 def _prepare() -> None:

@@ -10,13 +10,19 @@ share out all
 bytes of the text among them, so that ranges of tokens are ranges of text.
 
 Text never yields a control id: control and unknown pieces stand for no bytes at all, so they can never match text.
+Pieces that a
+model's maker declared as symbols of their own and wrote like control tokens (``<|end|>``, ``[INST]``) are kept from
+matching as well:
+the text is cut inside them.
 
 Legend: T tokens of one text, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +33,7 @@ from numpy.typing import NDArray
 from ..canonical import canonical_json, digest_of
 from ..errors import DamageError, RefusedError
 from ..files import digest_bytes, write_atomic
+from .sentencepiece_symbols import control_like_symbols
 
 __all__ = ["GOLDEN_TEXTS", "TOKENIZERS", "SentencepieceTokenizer", "Tokenizer", "load_tokenizer", "write_tokenizer"]
 
@@ -112,6 +119,8 @@ class SentencepieceTokenizer(Tokenizer):
                 "TR-TOKENIZER-MODEL", "sentencepiece cannot read the model", expected=str(error)
             ) from error
         processor = self._processor
+        symbols = control_like_symbols(model)
+        self._symbols = re.compile(b"|".join(map(re.escape, symbols))) if symbols else None
         pieces = [_piece_bytes(processor, i) for i in range(processor.vocab_size())]
         self._pieces = [piece or b"" for piece in pieces]
         self._lengths_V = np.array([len(piece) for piece in self._pieces], np.int32)
@@ -149,13 +158,23 @@ class SentencepieceTokenizer(Tokenizer):
     def encode(self, text: str | bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """See ``Tokenizer.encode``."""
         data = text.encode() if isinstance(text, str) else text
+        parts = self._between_symbols(data)
         if not self.lossless:
-            return self._encode_lossy(data)
+            encoded = [self._encode_lossy(part) for part in parts]
+            return np.concatenate([ids_T for ids_T, _ in encoded]), np.concatenate([size_T for _, size_T in encoded])
         ids: list[int] = []
-        for chunk in _chunks(data):
-            ids += self._encode_exactly(chunk)
+        for part in parts:
+            for chunk in _chunks(part):
+                ids += self._encode_exactly(chunk)
         ids_T = np.array(ids, np.int32)
         return ids_T, self._lengths_V[ids_T]
+
+    def _between_symbols(self, data: bytes) -> list[bytes]:
+        """``data`` cut behind the first character of each symbol that must not match."""
+        if self._symbols is None:
+            return [data]
+        cuts = [0, *(match.start() + 1 for match in self._symbols.finditer(data)), len(data)]
+        return [data[start:stop] for start, stop in itertools.pairwise(cuts)]
 
     def _encode_exactly(self, data: bytes) -> list[int]:
         """Ids whose pieces join to ``data``: the model's, and byte tokens where the model's would not."""

@@ -99,6 +99,20 @@ class TestEngine:
             run_stage(make_stage(tmp_path, inputs=inputs), make_engine(name, EngineOptions()))
         assert caught.value.code == "TR-INPUT-CHANGED"
 
+    def test_input_changed_by_the_stage_leaves_nothing_behind(self, name: str, tmp_path: Path) -> None:
+        """What was read under one digest may be the other content: no later run may find it finished."""
+        path = tmp_path / "in.jsonl"
+        path.write_bytes(b"one")
+        inputs = hash_inputs([("web", "in.jsonl", path)], tmp_path / "inputs.json")
+        stage = make_stage(tmp_path, inputs=inputs)
+
+        def change(rank: int) -> None:
+            path.write_bytes(b"other")
+
+        with pytest.raises(RefusedError, match="changed"):
+            run_stage(stage, make_engine(name, EngineOptions()), change)
+        assert not stage.folder.exists()
+
     def test_folder_of_another_digest_is_refused(self, name: str, tmp_path: Path) -> None:
         stage = make_stage(tmp_path)
         write_atomic(stage.folder / "stage.json", b'{"digest":"0"}')

@@ -32,7 +32,7 @@ HOSTILE = (
 
 
 @lru_cache
-def model_of(kind: str, lossless: bool = True) -> bytes:
+def model_of(kind: str, lossless: bool = True, symbols: tuple[str, ...] = ()) -> bytes:
     import sentencepiece
 
     assert kind == "sentencepiece"
@@ -51,6 +51,7 @@ def model_of(kind: str, lossless: bool = True) -> bytes:
         minloglevel=2,
         num_threads=1,
         pad_id=3,
+        user_defined_symbols=list(symbols),
         **options,
     )
     return model.getvalue()
@@ -86,6 +87,25 @@ class TestTokenizer:
             assert len(ids_T) == len(num_bytes_T) > 0
             assert num_bytes_T.min() >= 0
             assert num_bytes_T.sum() == len(text.encode())
+
+    @pytest.mark.parametrize("lossless", [True, False])
+    def test_symbols_written_like_control_tokens_do_not_match_text(self, kind: str, lossless: bool) -> None:
+        symbols = ("<|end|>", "[INST]", "plain")
+        model = model_of(kind, lossless, symbols)
+        tokenizer = TOKENIZERS[kind](model, add_bos=True, add_eos=True)
+        assert tokenizer.lossless == lossless
+        text = "x <|end|><|end|> [INST] plain <|end|"
+        ids_T, num_bytes_T = tokenizer.encode(text)
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        forbidden = {processor.piece_to_id(symbol) for symbol in symbols[:2]}
+        assert forbidden <= set(processor.encode(text)), "the model by itself would match them"
+        assert not forbidden & set(ids_T.tolist())
+        assert processor.piece_to_id("plain") in ids_T
+        assert num_bytes_T.sum() == len(text)
+        if lossless:
+            assert tokenizer.decode_bytes(ids_T) == text.encode()
 
     def test_empty_text_has_no_tokens(self, kind: str) -> None:
         for lossless in (True, False):
