@@ -21,7 +21,16 @@ from .config import DetectorConfig
 from .history import SourceMedians, Trend, fit_trend
 from .records import StepRecord
 
-__all__ = ["DETECTORS", "Detector", "DetectorSet", "Reading", "SeriesRule"]
+__all__ = [
+    "DETECTORS",
+    "Detector",
+    "DetectorSet",
+    "NonFiniteDetector",
+    "PlateauDetector",
+    "Reading",
+    "SeriesDetector",
+    "SeriesRule",
+]
 
 _MIN_LOG_RATIO = 0.4
 """A norm alarm also needs a growth by this much (natural logarithm): 1.5 times."""
