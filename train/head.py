@@ -47,17 +47,20 @@ class _HeadLoss(torch.autograd.Function):
             kept_n = labels_n != IGNORED
             targets_n1 = labels_n.clamp(min=0)[:, None]
             logits_nV = torch.mm(hidden_ND[piece], weight.t()).float()
-            lse_n = torch.logsumexp(logits_nV, dim=1)
-            nll_n = torch.where(kept_n, lse_n - logits_nV.gather(1, targets_n1)[:, 0], 0.0)
+            # One exponential a logit: shifted by the maximum, in place, and reused as the numerator of p.
+            top_n, at_label_n = logits_nV.amax(dim=1), logits_nV.gather(1, targets_n1)[:, 0]
+            error_nV = logits_nV.sub_(top_n[:, None]).exp_()
+            sum_n = error_nV.sum(dim=1)
+            lse_n = top_n + sum_n.log()
+            nll_n = torch.where(kept_n, lse_n - at_label_n, 0.0)
             nll_N[piece] = nll_n
             cost_n = nll_n + z_loss * torch.where(kept_n, lse_n.square(), 0.0) if z_loss else nll_n
             total += cost_n.sum()
             if hidden_gradient_ND is None or weight_gradient_VD is None:
                 continue
             scale_n = torch.where(kept_n, 1.0 / denominator, 0.0)
-            error_nV = logits_nV.sub_(lse_n[:, None]).exp_()
             factor_n = scale_n * (1 + 2 * z_loss * lse_n) if z_loss else scale_n
-            error_nV.mul_(factor_n[:, None]).scatter_add_(1, targets_n1, -scale_n[:, None])
+            error_nV.mul_((factor_n / sum_n)[:, None]).scatter_add_(1, targets_n1, -scale_n[:, None])
             error_nV = error_nV.to(hidden_ND.dtype)
             torch.mm(error_nV, weight, out=hidden_gradient_ND[piece])
             if error_nV.dtype is torch.float32:
