@@ -39,7 +39,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         accounting: of ``dataprep.account.account``.
         tokenizer: as in the manifest.
     """
-    sources = accounting["sources"]
+    sources = {source["name"]: accounting["sources"][source["name"]] for source in config["sources"]}
     sections = [
         Section("Where every document went", _funnel(sources)),
         Section("Bytes of text", _bytes(sources)),
@@ -71,11 +71,9 @@ def _funnel(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         {"type": "bar", "name": fate, "x": list(sources), "y": [_fates(row)[i] for row in sources.values()]}
         for i, fate in enumerate(_FATES)
     ]
-    opted_out = Prose(
-        "Every record is in exactly one column: records = trained + held out + removed + rejected (checked)."
-    )
+    law = Prose("Every record is in exactly one column: records = trained + held out + removed + rejected (checked).")
     return [
-        opted_out,
+        law,
         Table(["source", "records", *_FATES], rows),
         Chart("Documents of each source by what became of them.", traces, {"barmode": "stack"}),
         Prose(
@@ -129,7 +127,7 @@ def _flat(value: object, prefix: str = "") -> dict[str, object]:
     """Nested configuration as dotted keys."""
     if isinstance(value, Mapping) and value:
         flat: dict[str, object] = {}
-        for key, item in value.items():
+        for key, item in sorted(value.items()):
             flat.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
         return flat
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.corpora import Corpus, make_corpus, write_config
 
-from dataprep import publish
+from dataprep import account, publish
+from dataprep.pipeline import Pipeline
 from loader.cli import main
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
@@ -271,6 +272,50 @@ def test_loaded_lossy_tokenizer_still_names_all_bytes(
             document = int(table.document_id_S[row])
             covered[document] = covered.get(document, 0) + int(table.byte_count_S[row])
     assert sum(covered.values()) == sum(row["trained_bytes"] for row in result["accounting"]["sources"].values())
+
+
+def test_one_document_with_a_datasets_own_tokenizer(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(b'{"text": "' + b"the only document there is " * 40 + b'"}')
+    config = write_config(
+        tmp_path / "build.yaml",
+        Corpus(tmp_path, {}),
+        sources={"web": {"root": "in"}},
+        tokenizer={"sentencepiece": {"load": str(built.datasets[0].path / "tokenizer")}},
+        holdout={"fraction": 0},
+    )
+    dataset = open_dataset(run(capsys, "build", config)["output"])
+    assert dataset.manifest.tokenizer["digest"] == built.datasets[0].manifest.tokenizer["digest"]
+    assert dataset.manifest.sources[0].num_documents == 1
+    assert verify_dataset(dataset.path) == []
+
+
+def test_a_document_lost_on_the_way_is_never_published(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = borrow_work(built, tmp_path)
+    honest = account.read_written
+
+    def one_less(pipeline: Pipeline) -> account.Written:
+        written = honest(pipeline)
+        counts = {name: dict(row) for name, row in written.counts[0].items()}
+        counts["web"]["documents"] -= 1
+        return account.Written(written.records, (counts, written.counts[1]))
+
+    monkeypatch.setattr(account, "read_written", one_less)
+    error = run(capsys, "build", config, code=3)["error"]
+    assert error["code"] == "TR-ACCOUNT-WRONG"
+    assert "'web'" in error["message"]
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(account, "read_written", honest)
+    assert run(capsys, "build", config)["digest"] == built.result["digest"]
+
+
+def test_report_verb_renders_the_same_page(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "report", built.datasets[0].path, "--out", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == (built.datasets[0].path / "report.html").read_bytes()
 
 
 def test_example_configuration_builds(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
