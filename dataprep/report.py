@@ -5,7 +5,7 @@ alone, without times or places, so that it is the same for the same Dataset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
     """
     sources = {source["name"]: accounting["sources"][source["name"]] for source in config["sources"]}
     sections = [
-        Section("Where every document went", _funnel(sources)),
+        Section("Where every document went", _funnel(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
         Section("Mix", _mix(accounting["mix"])),
         Section("Samples", _samples(config, sources)),
@@ -63,7 +63,7 @@ def _fates(row: Mapping[str, Any]) -> list[int]:
     ]
 
 
-def _funnel(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+def _funnel(sources: Mapping[str, Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Law 1, by source, as table and as bars."""
     rows = [[name, row["records"], *_fates(row)] for name, row in sources.items()]
     rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(_FATES) + 2))])
@@ -72,8 +72,10 @@ def _funnel(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         for i, fate in enumerate(_FATES)
     ]
     law = Prose("Every record is in exactly one column: records = trained + held out + removed + rejected (checked).")
+    opted_out = [f"Source {s['name']} opted out of: {', '.join(s['opt_out'])}." for s in settings if s["opt_out"]]
     return [
         law,
+        *(Prose(text) for text in opted_out),
         Table(["source", "records", *_FATES], rows),
         Chart("Documents of each source by what became of them.", traces, {"barmode": "stack"}),
         Prose(

@@ -195,7 +195,9 @@ def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None
     run_until(prepared, "write", output, after)
     written = read_written(pipeline)
     accounting = account(pipeline, written)
-    page = dataset_page(semantic_of(pipeline.job.config), accounting, _tokenizer_facts(pipeline))
+    page = dataset_page(
+        {**semantic_of(pipeline.job.config), "split": SPLITS[0]}, accounting, _tokenizer_facts(pipeline)
+    )
     facts = {
         "base": prepared.base,
         "output": prepared.output,
