@@ -222,6 +222,8 @@ def demo(output: Output, seed: int, folder: str, quick: bool) -> None:
     signal.signal(signal.SIGTERM, _interrupted)  # or a stage would go on without us
     story = run_demo(Path(folder), seed, QUICK if quick else DemoSize(), output)
     output.result(story.to_json(), lambda: story_text(story))
+    if not story.found and output.json:
+        raise click.exceptions.Exit(1)  # the document says it: `found` is false
     if not story.found:
         raise JobError(
             "TR-DEMO-MISSED",

@@ -37,33 +37,28 @@ class Raised:
         return {"loss": self.mean_loss, "expected_loss": self.expected_loss, "z": self.z, "raised": self.raised}
 
 
-def _distance(losses: Sequence[float], trend: Trend, first: int) -> tuple[float, float]:
-    """Expected mean of steps ``first .. first + n`` after the trend, and how many deviations their mean lies above it.
-
-    The deviation holds the noise of such a mean and the error of the line itself.
-    """
-    ahead = first + (len(losses) + 1) / 2
-    deviation = math.hypot(trend.scale / math.sqrt(len(losses)), trend.error(ahead))
-    expected = trend.at(ahead)
-    return expected, (float(np.mean(losses)) - expected) / deviation
-
-
 def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
     """Did the loss stay up since the alarm, against the continued trend?
 
-    The mean of all steps must lie ``threshold_z`` above it and the mean of the later half at least half as far: one
-    wild step is no spike that stays.
+    The mean of all steps must lie ``threshold_z`` deviations above it, and without the highest eighth of them (one at
+    least) still half as far: a few wild steps are no spike that stays. A deviation holds the noise of such a mean and
+    the error of the line itself.
     """
-    finite = [x for x in losses if math.isfinite(x)]
+    finite = sorted(x for x in losses if math.isfinite(x))
     if not finite or len(finite) < len(losses):
         return Raised(None, None, 0.0, False)
     mean = float(np.mean(finite))
     if trend is None:
         return Raised(mean, None, 0.0, False)
-    expected, z = _distance(finite, trend, 0)
-    half = len(finite) // 2
-    _, later_z = _distance(finite[half:], trend, half)
-    return Raised(mean, expected, z, z > threshold_z and later_z > threshold_z / 2)
+    ahead = (len(finite) + 1) / 2
+    expected = trend.at(ahead)
+    z = (mean - expected) / math.hypot(trend.scale / math.sqrt(len(finite)), trend.error(ahead))
+    raised = z > threshold_z
+    kept = finite[: len(finite) - max(1, len(finite) // 8)]
+    if kept:
+        deviation = math.hypot(trend.scale / math.sqrt(len(kept)), trend.error(ahead))
+        raised = raised and (float(np.mean(kept)) - expected) / deviation > threshold_z / 2
+    return Raised(mean, expected, z, raised)
 
 
 def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:
