@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from ..documents import Status
 from . import exact, minhash
-from .table import EXACT_PAIR, MINHASH_PAIR, Method
+from .table import Method
 
 __all__ = ["METHODS"]
 
 METHODS: Mapping[str, Method] = {
-    "exact": Method(exact.propose, EXACT_PAIR, Status.REMOVED_EXACT),
-    "minhash": Method(minhash.propose, MINHASH_PAIR, Status.REMOVED_MINHASH),
+    "exact": Method(exact.propose, False, Status.REMOVED_EXACT),
+    "minhash": Method(minhash.propose, True, Status.REMOVED_MINHASH),
 }
 """Method name -> what it proposes. A new method is one file and one line here, under the contract tests of
 ``test_methods.py``."""

@@ -5,7 +5,7 @@ bytes, or exact Jaccard similarity of shingle sets at or above the threshold. So
 from duplicate to duplicate, and the witness of every removal is in the final kept set. The result depends on the
 documents and their priority alone, not on the order in which pairs were found.
 
-Shapes: N documents in priority order, C documents whose texts are needed, P pairs.
+Shapes: N documents in priority order, H heads among them, C documents whose texts are needed, B bands, M methods.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..documents import Status
-from ..kernels.jaccard import NO_DOCUMENT, Fates, Sets, link_pairs, walk_pairs
+from ..kernels.jaccard import Sets
+from ..kernels.walk import NO_DOCUMENT, Buckets, Fates, Rules, find_candidates, link_kept, walk
 from .config import DedupConfig, HoldoutConfig
-from .table import EXACT_PAIR, MINHASH_PAIR, DocumentTable, Method, pack_pairs
+from .minhash import estimate_floor
+from .table import DocumentTable, Method
 
 __all__ = ["Decision", "ReadSets", "decide"]
 
@@ -46,65 +48,105 @@ class Decision:
     figures: dict[str, int]
 
 
-def _may_remove(table: DocumentTable, name: str, pairs: NDArray[np.uint64], across: bool) -> NDArray[np.bool_]:
-    """Which pairs (P) a method may act on: both sides take part, and come from one source unless ``across``."""
-    worse, better = _unpack(pairs)
-    takes_part_N = table.takes_part_N[name]
-    allowed: NDArray[np.bool_] = takes_part_N[worse] & takes_part_N[better]
-    if not across:
-        allowed &= table.source_N[worse] == table.source_N[better]
-    return allowed
+def _head_buckets(
+    table: DocumentTable, methods: Mapping[str, Method], names: list[str], config: DedupConfig
+) -> tuple[Buckets, int]:
+    """The buckets of all methods in one table of bands, and how many pairs they pass over."""
+    proposals = [methods[name].propose(table, config) for name in names]
+    empty = np.zeros((0, len(table.heads)), np.int32)
+    bands = [np.full(len(proposal.member_BH), method, np.uint8) for method, proposal in enumerate(proposals)]
+    buckets = Buckets(
+        np.concatenate([empty, *(proposal.member_BH for proposal in proposals)]),
+        np.concatenate([empty, *(proposal.start_BH for proposal in proposals)]),
+        np.concatenate([np.zeros(0, np.uint8), *bands]),
+    )
+    return buckets, sum(proposal.unverified for proposal in proposals)
 
 
-def _unpack(pairs: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    worse = (pairs >> np.uint64(32)).astype(np.int64)
-    return worse, ((pairs >> np.uint64(1)) & np.uint64(0x7FFFFFFF)).astype(np.int64)
+def _rules(table: DocumentTable, methods: Mapping[str, Method], names: list[str], config: DedupConfig) -> Rules:
+    heads = table.heads
+    takes_part = [table.takes_part_N[name][heads] for name in names]
+    signature_HK = np.ascontiguousarray(table.signature_NK[heads])
+    return Rules(
+        signature_HK=signature_HK,
+        verifies_M=np.array([methods[name].verifies for name in names], np.bool_),
+        takes_part_MH=np.array(takes_part, np.bool_).reshape(len(names), len(heads)),
+        group_H=np.zeros(len(heads), np.int32) if config.across else table.source_N[heads],
+        threshold=config.threshold,
+        floor=estimate_floor(config.threshold, max(1, signature_HK.shape[1])),
+        max_members=config.max_bucket,
+    )
 
 
-def _share_fate_of_heads(table: DocumentTable, fates: Fates, methods: Mapping[str, Method]) -> NDArray[np.bool_]:
-    """Give documents that are no heads the fate of their text; returns which ones went because their own head is
-    kept."""
-    number = np.arange(len(table.head_N))
-    by_bytes = table.takes_part_N.get("exact", np.zeros(len(number), np.bool_))
-    by_sets = table.takes_part_N.get("minhash", np.zeros(len(number), np.bool_)) & (table.num_shingles_N > 0)
-    follows = (table.head_N != number) & (by_bytes | by_sets)
-    head = table.head_N
-    head_removed = fates.witness_N[head] != NO_DOCUMENT
-    copies: NDArray[np.bool_] = follows & ~head_removed
-    fates.witness_N[copies] = head[copies]
-    fates.similarity_N[copies] = 1.0
-    fates.kind_N[copies] = np.where(by_bytes[copies], EXACT_PAIR, MINHASH_PAIR)
-    others = follows & head_removed
-    fates.witness_N[others] = fates.witness_N[head[others]]
-    fates.similarity_N[others] = fates.similarity_N[head[others]]
-    fates.kind_N[others] = fates.kind_N[head[others]]
-    return copies
+def _at(rules: Rules, similarity: float) -> Rules:
+    """The same rules at another similarity."""
+    return rules._replace(threshold=similarity, floor=estimate_floor(similarity, max(1, rules.signature_HK.shape[1])))
 
 
-def _link_equal_texts(table: DocumentTable, kept_N: NDArray[np.bool_], parent_N: NDArray[np.int64]) -> None:
-    """Put kept documents of equal bytes into one component (those of sources that opted out, or in other sources)."""
+def _spread_over_copies(
+    table: DocumentTable, fates: Fates, names: list[str], verifies_M: NDArray[np.bool_]
+) -> tuple[Fates, NDArray[np.bool_]]:
+    """Fates of all N documents from those of the heads, and which documents went because their own head is kept.
+
+    A document that is no head shares the fate of its text, and goes if its head is kept, if it takes part in a
+    method that can tell: in one that needs no verification, else in one that compares sets, if it has a set.
+    """
+    count, heads = len(table.head_N), table.heads
+    place_N = np.zeros(count, np.int64)
+    place_N[heads] = np.arange(len(heads))
+    place_N = place_N[table.head_N]
+    witness_N = fates.witness_H[place_N] if count else np.zeros(0, np.int64)
+    method_N = np.full(count, len(names), np.uint8)
+    for method in sorted(range(len(names)), key=lambda method: bool(verifies_M[method]), reverse=True):
+        can_tell = table.takes_part_N[names[method]] & (not verifies_M[method] or table.num_shingles_N > 0)
+        method_N[can_tell] = method
+    is_copy = table.head_N != np.arange(count)
+    removed = witness_N != NO_DOCUMENT
+    copies = is_copy & ~removed & (method_N < len(names))
+    whole = Fates(
+        witness_H=np.where(removed, heads[np.where(removed, witness_N, 0)] if count else 0, NO_DOCUMENT),
+        similarity_H=np.where(removed, fates.similarity_H[place_N] if count else 0.0, 0.0),
+        method_H=np.where(removed, fates.method_H[place_N] if count else 0, method_N).astype(np.uint8),
+        state=fates.state,
+    )
+    whole.witness_H[copies] = table.head_N[copies]
+    whole.similarity_H[copies] = 1.0
+    return whole, copies
+
+
+def _link_equal_texts(table: DocumentTable, kept_N: NDArray[np.bool_], component_N: NDArray[np.int64]) -> None:
+    """Join the components of kept documents of equal bytes (in sources that opted out, or in other sources)."""
     kept = np.flatnonzero(kept_N)
     order = kept[np.lexsort((kept, table.size_N[kept], table.hash_N2[kept, 0], table.hash_N2[kept, 1]))]
     same = (table.hash_N2[order[1:]] == table.hash_N2[order[:-1]]).all(axis=1)
     same &= table.size_N[order[1:]] == table.size_N[order[:-1]]
-    pairs = (order[1:][same].astype(np.uint64) << np.uint64(32)) | (order[:-1][same].astype(np.uint64) << np.uint64(1))
-    nothing = np.zeros(0, np.int64)
-    link_pairs(pairs, Sets(np.zeros(0, np.uint64), nothing, nothing), 1.0, parent_N)
+    for worse, better in zip(order[1:][same].tolist(), order[:-1][same].tolist(), strict=True):
+        a, b = _root(component_N, worse), _root(component_N, better)
+        component_N[max(a, b)] = min(a, b)
 
 
-def _components(
-    table: DocumentTable, pairs: NDArray[np.uint64], sets: Sets, kept_N: NDArray[np.bool_], linked_at: float
-) -> tuple[NDArray[np.int64], int]:
-    """Best document of each document's component, and the similarities computed."""
-    parent_N = np.arange(len(kept_N), dtype=np.int64)
-    _link_equal_texts(table, kept_N, parent_N)
-    worse, better = _unpack(pairs)
-    computed = link_pairs(pairs[kept_N[worse] & kept_N[better]], sets, linked_at, parent_N)
+def _root(parent_N: NDArray[np.int64], document: int) -> int:
+    while parent_N[document] != document:
+        document = int(parent_N[document])
+    return document
+
+
+def _components(table: DocumentTable, buckets: Buckets, rules: Rules, sets: Sets, fates: Fates) -> NDArray[np.int64]:
+    """Best document (N) of each document's component; removed documents are alone."""
+    heads = table.heads
+    parent_H = np.arange(len(heads), dtype=np.int64)
+    link_kept(buckets, rules, sets, fates, parent_H)
+    component_N = np.arange(len(table.head_N), dtype=np.int64)
+    component_N[heads] = heads[parent_H]
+    kept_N = np.ones(len(component_N), np.bool_)
+    kept_N[heads] = fates.witness_H == NO_DOCUMENT
+    kept_N &= kept_N[table.head_N]
+    _link_equal_texts(table, kept_N, component_N)
     while True:
-        roots = parent_N[parent_N]
-        if np.array_equal(roots, parent_N):
-            return roots, computed
-        parent_N = roots
+        roots = component_N[component_N]
+        if np.array_equal(roots, component_N):
+            return roots
+        component_N = roots
 
 
 def decide(
@@ -119,39 +161,35 @@ def decide(
     Raises:
         AssertionError: a removal whose witness is not kept (an error of this program).
     """
-    linking = holdout.fraction > 0 and len(table.head_N) > 0
-    floor = min(config.threshold, holdout.linked_at) if linking else config.threshold
-    count = len(table.head_N)
-    removing, linked, unverified = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)], 0
-    for name in config.methods:
-        proposal = methods[name].propose(table, config, floor)
-        pairs = pack_pairs(proposal, methods[name].pair_kind)
-        unverified += proposal.unverified
-        linked.append(pairs)
-        removing.append(pairs[_may_remove(table, name, pairs, config.across)])
-    all_pairs = np.unique(np.concatenate(linked))
-    checked = all_pairs[(all_pairs & np.uint64(1)) == MINHASH_PAIR]
-    candidates = np.unique(np.concatenate(_unpack(checked)))
-    sets = read_sets(candidates)
-    fates = Fates(np.full(count, NO_DOCUMENT), np.zeros(count), np.zeros(count, np.uint8), np.zeros(1, np.int64))
-    walk_pairs(np.unique(np.concatenate(removing)), sets, config.threshold, fates)
-    copies = _share_fate_of_heads(table, fates, methods)
-    kept_N = fates.witness_N == NO_DOCUMENT
-    if not kept_N[fates.witness_N[~kept_N]].all():
-        raise AssertionError("a removed document's witness is not kept")
-    component_N, links = np.arange(count, dtype=np.int64), 0
+    names = sorted(config.methods, key=lambda name: (methods[name].verifies, name))
+    heads, count = table.heads, len(table.head_N)
+    buckets, unverified = _head_buckets(table, methods, names, config)
+    rules = _rules(table, methods, names, config)
+    linking = holdout.fraction > 0
+    lowest = min(config.threshold, holdout.linked_at) if linking else config.threshold
+    candidate_H = np.zeros(len(heads), np.uint8)
+    find_candidates(buckets, _at(rules, lowest), candidate_H)
+    read = read_sets(heads[candidate_H != 0])
+    sets = Sets(read.value_S, read.start_N[heads], read.stop_N[heads])
+    fates = Fates(
+        np.full(len(heads), NO_DOCUMENT), np.zeros(len(heads)), np.zeros(len(heads), np.uint8), np.zeros(2, np.int64)
+    )
+    walk(buckets, rules, sets, fates)
+    component_N = np.arange(count, dtype=np.int64)
     if linking:
-        component_N, links = _components(table, all_pairs, sets, kept_N, holdout.linked_at)
-    status_of_kind = np.zeros(2, np.uint8)
-    for name in config.methods:
-        status_of_kind[methods[name].pair_kind] = methods[name].status
-    status_N = np.where(kept_N, np.uint8(Status.KEPT), status_of_kind[fates.kind_N]).astype(np.uint8)
+        component_N = _components(table, buckets, _at(rules, holdout.linked_at), sets, fates)
+    whole, copies = _spread_over_copies(table, fates, names, rules.verifies_M)
+    kept_N = whole.witness_H == NO_DOCUMENT
+    if not kept_N[whole.witness_H[~kept_N]].all():
+        raise AssertionError("a removed document's witness is not kept")
+    status_M = np.array([*(methods[name].status for name in names), Status.KEPT], np.uint8)
+    status_N = np.where(kept_N, np.uint8(Status.KEPT), status_M[whole.method_H]).astype(np.uint8)
     figures = {
         "documents": count,
-        "candidate_documents": len(candidates),
-        "candidate_pairs": len(all_pairs),
-        "similarities": int(fates.state[0]) + int(links),
+        "candidate_documents": int(np.count_nonzero(candidate_H)),
+        "signatures_compared": int(fates.state[0]),
+        "similarities": int(fates.state[1]),
         "copies": int(copies.sum()),
         "unverified_pairs": unverified,
     }
-    return Decision(status_N, fates.witness_N, fates.similarity_N, component_N, figures)
+    return Decision(status_N, whole.witness_H, whole.similarity_H, component_N, figures)

@@ -1,7 +1,7 @@
 """Exact duplicates: texts of equal bytes, by their 128-bit content hash and their size.
 
-Documents of one text with the same rights are one head in the table already; what is left to propose are pairs of heads
-that differ in their sources' opt-outs (or, within one source only, in their source).
+Documents of one text with the same rights are one head in the table already; what is left are heads of one text that
+differ in their sources' opt-outs (or, within one source only, in their source). Shapes: H heads.
 """
 
 from __future__ import annotations
@@ -14,21 +14,13 @@ from .table import DocumentTable, Proposal
 __all__ = ["propose"]
 
 
-def propose(table: DocumentTable, config: DedupConfig, floor: float) -> Proposal:
-    """Pairs of heads of equal bytes. ``config`` and ``floor`` play no part: equality has no parameters."""
+def propose(table: DocumentTable, config: DedupConfig) -> Proposal:
+    """One band: heads of equal bytes. ``config`` plays no part, equality has no parameters."""
     heads = table.heads
-    order = heads[np.lexsort((heads, table.hash_N2[heads, 0], table.hash_N2[heads, 1], table.size_N[heads]))]
-    worse, better = [], []
-    distance = 1
-    while distance < len(order):
-        first, second = order[:-distance], order[distance:]
-        same = (table.hash_N2[first] == table.hash_N2[second]).all(axis=1) & (
-            table.size_N[first] == table.size_N[second]
-        )
-        if not same.any():
-            break
-        worse.append(second[same])
-        better.append(first[same])
-        distance += 1
-    empty = np.zeros(0, np.int64)
-    return Proposal(np.concatenate([empty, *worse]), np.concatenate([empty, *better]))
+    content = (table.hash_N2[heads, 0], table.hash_N2[heads, 1], table.size_N[heads])
+    member_H = np.lexsort((np.arange(len(heads)), *content))
+    first = np.ones(len(heads), np.bool_)
+    first[1:] = np.any([column[member_H][1:] != column[member_H][:-1] for column in content], axis=0)
+    start_H = np.empty(len(heads), np.int32)
+    start_H[member_H] = np.maximum.accumulate(np.where(first, np.arange(len(heads)), 0))
+    return Proposal(member_H.astype(np.int32)[None], start_H[None])

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import DedupConfig, MinHashConfig
-from .table import DocumentTable, Proposal
+from .table import DocumentTable, Proposal, bucket_starts
 
 __all__ = ["estimate_floor", "miss_probability", "miss_table", "propose"]
 
 _FLOOR_SIGMAS = 5.0
 _EXTRA_ROWS = 16
-_CHUNK_PAIRS = 1 << 20
 
 
 def miss_probability(similarity: float, config: MinHashConfig) -> float:
@@ -42,10 +41,10 @@ def estimate_floor(similarity: float, num_permutations: int) -> int:
 def _band_order(
     signature_HK: NDArray[np.uint32], band: int, config: DedupConfig
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-    """Keys of one band (H), the documents sorted by (key, priority), and pairs that a split took apart. The low bits
+    """Keys of one band (H), the documents sorted by (key, priority), and pairs that are passed over. The low bits
     of a key make room for the document's number, so that one plain sort does both; buckets that are too large are
     split by further signature rows."""
-    from ..kernels.pairs import band_keys
+    from ..kernels.bands import band_keys
 
     rows = config.minhash.rows
     count, num_permutations = signature_HK.shape
@@ -56,22 +55,24 @@ def _band_order(
     key_H &= ~mask
     ordered = np.sort(key_H | number)
     parted = 0
-    for extra in range(_EXTRA_ROWS):
+    for extra in range(_EXTRA_ROWS + 1):
         keys = ordered & ~mask
         starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         sizes = np.diff(np.append(starts, count))
-        if sizes.max(initial=0) <= config.max_bucket:
-            break
+        too_large = sizes > config.max_bucket
+        if extra:
+            parted -= _num_pairs(sizes)
+        if extra == _EXTRA_ROWS or not too_large.any():
+            # Of what no row can split, later members meet the first ``max_bucket``; the others' pairs are passed over.
+            return key_H, (ordered & mask).astype(np.int64), parted + _num_pairs(sizes[too_large] - config.max_bucket)
         parted += _num_pairs(sizes)
-        large = np.sort((ordered & mask)[np.repeat(sizes > config.max_bucket, sizes)]).astype(np.int64)
+        large = np.sort((ordered & mask)[np.repeat(too_large, sizes)]).astype(np.int64)
         split = key_H[large]
         column = (band * rows + rows + extra) % num_permutations
         band_keys(np.ascontiguousarray(signature_HK[large]), column, 1, split)
         key_H[large] = split & ~mask
         ordered = np.sort(key_H | number)
-        keys = ordered & ~mask
-        parted -= _num_pairs(np.unique(keys, return_counts=True)[1])
-    return key_H, (ordered & mask).astype(np.int64), parted
+    raise AssertionError("unreachable")
 
 
 def _num_pairs(sizes: NDArray[np.int64]) -> int:
@@ -79,29 +80,21 @@ def _num_pairs(sizes: NDArray[np.int64]) -> int:
     return int((sizes * (sizes - 1) // 2).sum()) if len(sizes) else 0
 
 
-def propose(table: DocumentTable, config: DedupConfig, floor: float) -> Proposal:
-    """Pairs of heads that agree in a band and whose signatures do not rule out a similarity of ``floor``."""
-    from ..kernels.pairs import Bands, PairSink, emit_pairs
-
+def propose(table: DocumentTable, config: DedupConfig) -> Proposal:
+    """A bucket for each key of each band; heads without shingles are alone in theirs."""
     heads = table.heads
-    heads = heads[table.num_shingles_N[heads] > 0]
-    if len(heads) < 2:
-        return Proposal(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    bands = config.minhash.bands
+    member_BH, start_BH = (np.zeros((bands, len(heads)), np.int32) for _ in range(2))
+    if len(heads) == 0:
+        return Proposal(member_BH, start_BH)
     signature_HK = np.ascontiguousarray(table.signature_NK[heads])
-    limits = (estimate_floor(floor, signature_HK.shape[1]), config.max_bucket)
-    key_BH = np.empty((config.minhash.bands, len(heads)), np.uint64)
-    capacity = max(_CHUNK_PAIRS, len(heads))
-    sink = PairSink(np.empty(capacity, np.uint64), np.zeros(4, np.int64))
-    found = []
-    parted = 0
-    for band in range(config.minhash.bands):
-        key_BH[band], member_H, parted_here = _band_order(signature_HK, band, config)
-        parted += parted_here
-        sink.state[:3] = 0
-        done = False
-        while not done:
-            done = emit_pairs(Bands(key_BH, signature_HK), band, member_H, limits, sink)
-            found.append(sink.pair_P[: sink.state[2]].copy())
-    pair_P = np.concatenate(found)
-    worse, better = pair_P >> np.uint64(32), pair_P & np.uint64(0xFFFFFFFF)
-    return Proposal(heads[worse.astype(np.int64)], heads[better.astype(np.int64)], parted + int(sink.state[3]))
+    nothing = table.num_shingles_N[heads] == 0
+    unverified = 0
+    for band in range(bands):
+        key_H, member_H, passed_over = _band_order(signature_HK, band, config)
+        start_H = bucket_starts(key_H, member_H)
+        place_H = np.empty(len(heads), np.int32)
+        place_H[member_H] = np.arange(len(heads))
+        member_BH[band], start_BH[band] = member_H, np.where(nothing, place_H, start_H)
+        unverified += passed_over
+    return Proposal(member_BH, start_BH, unverified)

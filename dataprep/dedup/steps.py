@@ -19,8 +19,8 @@ own folder::
                           witness_record, similarity f8; file = relative path; in (source rank, path, record) order
     rejected.parquet      source, file, record, record_start, reason; same order
     counts.json           per source: files, records, blank, documents, bytes, rejected{reason}, removed{method},
-                          held_out, kept, kept_bytes; and the dedup figures (candidates, verified pairs, unverified,
-                          miss table); written last = decided
+                          held_out, kept, kept_bytes; and the dedup figures (candidates, similarities computed,
+                          unverified pairs, miss table); written last = decided
 
 Both are functions of data and configuration: task count, file order and threads change nothing but file indices.
 Errors: DamageError (truncated input), RefusedError (input changed since it was signed), JobError (a source over

@@ -1,6 +1,6 @@
-"""All documents of a job as columns in priority order, and the candidate pairs that methods propose about them.
+"""All documents of a job as columns in priority order, and the candidate pairs (as buckets) that methods propose.
 
-Shapes: N documents in priority order, K permutations, H heads (see ``DocumentTable.head_N``), P pairs, F files.
+Shapes: N documents in priority order, K permutations, H heads (see ``DocumentTable.head_N``), B bands, F files.
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from ..documents import InputFile, Status
 from .config import DedupConfig
 
 __all__ = [
-    "EXACT_PAIR",
-    "MINHASH_PAIR",
     "DocumentTable",
     "Method",
     "Proposal",
     "SignedFile",
+    "bucket_starts",
     "make_table",
-    "pack_pairs",
 ]
-
-EXACT_PAIR, MINHASH_PAIR = 0, 1
-"""Kinds of pairs: equal bytes need no check, the others are verified by exact Jaccard."""
 
 
 @dataclass(frozen=True)
@@ -74,30 +69,43 @@ class DocumentTable:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Candidate pairs of one method among heads: ``worse_P`` and ``better_P`` int64, ``unverified`` = pairs that
-    share a bucket but were passed over because it is too large."""
+    """Candidate pairs of one method, as buckets: every two heads in one bucket are a pair.
 
-    worse_P: NDArray[np.int64]
-    better_P: NDArray[np.int64]
+    Attributes:
+        member_BH: int32, heads (by their place among the heads, so in priority order) of each band, sorted by bucket
+            and within a bucket by priority.
+        start_BH: int32, per head where its bucket begins in ``member_BH``.
+        unverified: pairs that share a bucket but are passed over because it is too large.
+    """
+
+    member_BH: NDArray[np.int32]
+    start_BH: NDArray[np.int32]
     unverified: int = 0
 
 
 @dataclass(frozen=True)
 class Method:
-    """One dedup method: it proposes pairs (all that it sees, also among documents that do not take part: hold-out links
-    them), of one kind, and its removals carry one status."""
+    """One dedup method.
 
-    propose: Callable[[DocumentTable, DedupConfig, float], Proposal]
-    pair_kind: int
+    Attributes:
+        propose: its buckets over the heads of a table, those of sources that opted out included (hold-out links them).
+        verifies: pairs must be verified by exact Jaccard similarity; else sharing a bucket is being equal.
+        status: what its removals are called.
+    """
+
+    propose: Callable[[DocumentTable, DedupConfig], Proposal]
+    verifies: bool
     status: Status
 
 
-def pack_pairs(proposal: Proposal, kind: int) -> NDArray[np.uint64]:
-    """Pairs (P) as ascending uint64: worse document << 32 | better document << 1 | kind."""
-    worse = proposal.worse_P.astype(np.uint64) << np.uint64(32)
-    packed: NDArray[np.uint64] = worse | (proposal.better_P.astype(np.uint64) << np.uint64(1)) | np.uint64(kind)
-    packed.sort()
-    return packed
+def bucket_starts(key_H: NDArray[np.uint64], member_H: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Per head (H) where its bucket begins among ``member_H``, which is sorted by ``key_H``."""
+    ordered = key_H[member_H]
+    first = np.ones(len(ordered), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    start_H = np.empty(len(ordered), np.int32)
+    start_H[member_H] = np.maximum.accumulate(np.where(first, np.arange(len(ordered)), 0))
+    return start_H
 
 
 def _priority_keys(

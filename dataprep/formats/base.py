@@ -29,7 +29,7 @@ class ReadOptions:
     the memory."""
 
     line_limit_bytes: int = 64 << 20
-    batch_bytes: int = 8 << 20
+    batch_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True)

@@ -273,5 +273,5 @@ def test_identical_documents_in_great_number(tmp_path: Path) -> None:
     inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": texts}, 0)})
     outcome = run_stages(inputs, configuration(DedupConfig(max_bucket=8, max_removed_fraction=1.0)), tmp_path / "work")
     assert len(outcome.witness) == 499
-    assert outcome.counts["dedup"]["candidate_pairs"] == 0
+    assert outcome.counts["dedup"]["candidate_documents"] == 0
     assert np.unique(list(outcome.similarity.values())).tolist() == [1.0]
