@@ -136,7 +136,8 @@ def _spike_sections(view: RunView, events: Sequence[Mapping[str, Any]]) -> Itera
             blocks.append(Prose(str(event["advice"])))
         yield Section(f"Investigation {number}", blocks)
     if view.entries:
-        documents = [document for entry in view.entries for document in entry.documents]
+        named = sorted(told, key=lambda document: -int(told[document].get("tokens", 0)))
+        documents = [*named, *(document for entry in view.entries for document in entry.documents)]
         blocks = [_entry_table(view)]
         if documents:
             blocks += document_blocks(view.sources, documents, told)
