@@ -25,7 +25,8 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{text-alig
 border-bottom:1px solid var(--line);vertical-align:top}td.n,th.n{text-align:right}th{color:var(--dim);font-weight:600}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;
 border-left:3px solid var(--line);padding:.3rem .8rem;margin:.3rem 0 1rem;
-font-size:.82rem;max-height:14rem;overflow-y:auto}.cut pre{border-color:var(--mark)}.dim{color:var(--dim)}.scroll{overflow-x:auto}
+font-size:.82rem;max-height:14rem;overflow-y:auto}
+.cut pre{border-color:var(--mark)}.dim{color:var(--dim)}.scroll{overflow-x:auto}
 code{font-size:.9em}.chart{min-height:22rem}
 """
 
