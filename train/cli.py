@@ -28,12 +28,12 @@ _PATH = click.Path()
 @common_options
 def train(options: CommonOptions, config: str) -> int:
     """Train as CONFIG says; the same command again resumes. Ctrl-C and SIGTERM save first."""
-    loaded = load_config(config, TrainConfig, options.all_overrides("run.threads"))
+    loaded = load_config(config, TrainConfig, options.all_overrides("run.reader_threads"))
     if options.plan:
         return _show_plan(options.output, loaded)
     if not under_torchrun():
         flags = [flag for flag, given in (("--json", options.output.json), ("--quiet", options.output.quiet)) if given]
-        overrides = [word for override in options.all_overrides("run.threads") for word in ("--set", override)]
+        overrides = [word for override in options.all_overrides("run.reader_threads") for word in ("--set", override)]
         debug = ["--debug"] if "--debug" in sys.argv[1:2] else []
         exec_training([*debug, "train", config, *overrides, *flags], loaded.config.run.threads)
     from .process import train_process

@@ -66,7 +66,7 @@ def train_run(setting: Setting) -> RunResult:
     paths = setting.job.paths
     with lock_run(paths):
         changes = establish(setting.job, setting.sources)
-        write_job_file(setting.job, {"world_size": setting.world.size})
+        write_job_file(setting.job, {"world_size": setting.world.size, **setting.machine})
         remove_unfinished(paths.checkpoints)
         return _Driver(setting, changes).run()
 

@@ -14,7 +14,7 @@ from .evaluate.perplexity import open_held_out
 from .job import open_job_sources, resolve_job
 from .loop import RunResult, train_run
 from .session import Setting
-from .state import set_up_torch
+from .state import computes_bfloat16, machine, set_up_torch
 from .world import join_world
 
 __all__ = ["StopFlag", "train_process"]
@@ -61,10 +61,12 @@ def train_process(loaded: Loaded[TrainConfig], say: Callable[[str], None]) -> tu
     stop = StopFlag()
     with stop.installed(), join_world(config.run.device) as world:
         set_up_torch(config)
+        if config.precision == "bf16" and not computes_bfloat16():
+            say("this processor has no bfloat16 arithmetic: precision fp32 would be several times faster")
         sources = open_job_sources(job)
         rows = config.micro_batch or config.data.batch[0].global_batch
         held_out = open_held_out(job.folders(config.validation), sources, config.evaluate.samples, rows)
-        result = train_run(Setting(job, sources, world, held_out, say, stop))
+        result = train_run(Setting(job, sources, world, held_out, say, stop, machine(config, sources)))
     if result.outcome == "stopped":
         say(f"stopped at step {result.step}, saved; the same command resumes")
     return result, _INTERRUPTED if result.outcome == "stopped" and stop.signal == signal.SIGINT else 0

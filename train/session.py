@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,7 @@ class Setting:
         held_out: validation Datasets, or None.
         say: where remarks go, one line each.
         stop_requested: whether a signal asked to stop.
+        machine: what job.json says of the machine.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class Setting:
     held_out: HeldOut | None
     say: Callable[[str], None]
     stop_requested: Callable[[], bool]
+    machine: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,16 @@ from .model import Decoder, ModelShape
 from .optim import Optimizer
 from .precision import PRECISIONS
 
-__all__ = ["TrainState", "build_model", "build_state", "input_options", "model_shape", "set_up_torch"]
+__all__ = [
+    "TrainState",
+    "build_model",
+    "build_state",
+    "computes_bfloat16",
+    "input_options",
+    "machine",
+    "model_shape",
+    "set_up_torch",
+]
 
 
 def set_up_torch(config: TrainConfig) -> None:
@@ -30,6 +39,22 @@ def set_up_torch(config: TrainConfig) -> None:
     # A debugging aid that would cost a pass over memory at every allocation.
     cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def computes_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 in hardware; without it every product is converted and slow."""
+    cpu: Any = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def machine(config: TrainConfig, sources: Sources) -> dict[str, str | int]:
+    """What could make the same run round differently elsewhere; for job.json."""
+    return {
+        "torch": torch.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "attention": input_options(config, sources).attention.name,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def model_shape(config: TrainConfig, vocab_size: int, seq_len: int) -> ModelShape:

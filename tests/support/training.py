@@ -22,7 +22,17 @@ from train.config import TrainConfig
 from train.loop import RunResult
 from train.process import train_process
 
-__all__ = ["count_threads", "exit_code_of", "killed_after", "ledger", "losses", "metrics", "train", "write_job"]
+__all__ = [
+    "count_threads",
+    "exit_code",
+    "exit_code_of",
+    "killed_after",
+    "ledger",
+    "losses",
+    "metrics",
+    "train",
+    "write_job",
+]
 
 BASE: dict[str, Any] = {
     "version": 1,
@@ -51,6 +61,11 @@ def train(path: Path, *overrides: str, say: Callable[[str], None] = lambda line:
     """Train in this process, as ``tokenreel train`` would in its own."""
     loaded: Loaded[TrainConfig] = load_config(path, TrainConfig, overrides)
     return train_process(loaded, say)[0]
+
+
+def exit_code(path: Path) -> int:
+    """Train in this process; the exit code of ``tokenreel train``."""
+    return train_process(load_config(path, TrainConfig), lambda line: None)[1]
 
 
 def ledger(root: Path, branch: int | None = None) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.training import killed_after, ledger, losses, metrics, train, write_job
+from support.training import exit_code, killed_after, ledger, losses, metrics, train, write_job
 
 from loader.errors import DamageError, RefusedError
 from loader.run_folder import RunPaths, lock_run, read_events
@@ -98,15 +98,15 @@ def test_kill_9_at_many_random_moments(world: tuple[MadeDataset, RunResult, Path
         kill_and_compare(*world, tmp_path / f"{seed}", seed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_saves_and_ends_in_order(
     world: tuple[MadeDataset, RunResult, Path], tmp_path: Path, number: int
 ) -> None:
     made, whole, _ = world
     job = write_job(tmp_path, made.path, checkpoint={"every_steps": 1000, "keep_last": 2})
     root = tmp_path / "run"
-    code = killed_after(lambda: train(job), (root / "checkpoints" / "step_000000").exists, number)
-    assert code == 0
+    code = killed_after(lambda: os._exit(exit_code(job)), (root / "checkpoints" / "step_000000").exists, number)
+    assert code == {signal.SIGTERM: 0, signal.SIGINT: 130}[number]
     stopped = [event for event in read_events(RunPaths(root)) if event["kind"] == "stopped"]
     assert len(stopped) == 1
     assert 0 < stopped[0]["step"] < STEPS

@@ -20,7 +20,7 @@ from loader.errors import JobError
 from loader.order.skips import SkipEntry
 from loader.run_folder import RunPaths, read_events
 from loader.runs import read_branches, read_skips
-from train import loop
+from train import loop, session
 from train.loop import RunResult
 from train.spikes.records import Decision, InvestigationContext, StepRecord, Verdict, Window
 from train.spikes.rollback import RollbackRecord
@@ -100,10 +100,16 @@ def kinds(root: Path) -> list[str]:
     return [event["kind"] for event in read_events(RunPaths(root))]
 
 
-@pytest.mark.parametrize("answer", ["mask", "skip_range"])
+@pytest.mark.parametrize(("answer", "lag"), [("mask", 0), ("skip_range", 0), ("mask", 1)])
 def test_a_rollback_is_carried_out(
-    made: MadeDataset, tmp_path: Path, scripted: type[ScriptedWatch], monkeypatch: pytest.MonkeyPatch, answer: str
+    made: MadeDataset,
+    tmp_path: Path,
+    scripted: type[ScriptedWatch],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    lag: int,
 ) -> None:
+    monkeypatch.setattr(session, "read_lag", lambda device: lag)
     monkeypatch.setattr(scripted, "answer", answer)
     root = tmp_path / "run"
     found = train(write_job(tmp_path, made.path, **JOB))
