@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from loader.canonical import digest_of
 from loader.errors import RefusedError
-from loader.files import TEMPORARY_PREFIX, fsync_folder, write_atomic
+from loader.files import TEMPORARY_PREFIX, fsync_folder, remove_stale_temporaries, write_atomic
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
 from loader.shards.manifest import InputFile
 from loader.text.tokenizers import load_tokenizer
@@ -112,6 +112,8 @@ def _finish(
 ) -> None:
     """Everything but the move: side files, job.json, manifest."""
     job = pipeline.job
+    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        remove_stale_temporaries(place)
     tokenizer_folder = pipeline.folder("tokenizer") / "tokenizer"
     extra = []
     for path in sorted(tokenizer_folder.iterdir()):

@@ -13,9 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from support.corpora import Corpus, make_corpus, write_config
 
-from dataprep import account, publish
+from dataprep import account, pipeline, publish, tokenize
+from dataprep.formats import ReadOptions
 from dataprep.pipeline import Pipeline
+from dataprep.run import prepare, run_build
 from loader.cli import main
+from loader.cli_options import Output
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
 from loader.text.records import document_id
@@ -42,8 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("build")
     corpus = make_corpus(folder / "corpus")
     config = write_config(folder / "build.yaml", corpus)
-    from dataprep.run import prepare, run_build
-    from loader.cli_options import Output
+    from dataprep.run import prepare
 
     return Built(corpus, config, run_build(prepare(config, (), read_only=False), Output(quiet=True)))
 
@@ -220,6 +222,7 @@ def test_stopped_while_publishing(
 
     def stop(staging: Path, place: Path) -> None:
         if len(moves) == moves_done:
+            (staging / ".tmp-999999999-torn").write_bytes(b"half a file")
             raise KeyboardInterrupt
         moves.append(place)
         move(staging, place)
@@ -234,6 +237,7 @@ def test_stopped_while_publishing(
         built.result["validation_digest"],
     )
     assert not list((tmp_path / "out.work").glob("write-*"))
+    assert verify_dataset(tmp_path / "out") == []
 
 
 def test_deleted_dataset_is_built_again_from_finished_stages(
@@ -298,8 +302,8 @@ def test_a_document_lost_on_the_way_is_never_published(
     config = borrow_work(built, tmp_path)
     honest = account.read_written
 
-    def one_less(pipeline: Pipeline) -> account.Written:
-        written = honest(pipeline)
+    def one_less(stages: Pipeline) -> account.Written:
+        written = honest(stages)
         counts = {name: dict(row) for name, row in written.counts[0].items()}
         counts["web"]["documents"] -= 1
         return account.Written(written.records, (counts, written.counts[1]))
@@ -316,6 +320,52 @@ def test_a_document_lost_on_the_way_is_never_published(
 def test_report_verb_renders_the_same_page(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "report", built.datasets[0].path, "--out", tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == (built.datasets[0].path / "report.html").read_bytes()
+
+
+def test_many_buckets_hold_the_same_documents(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buckets are ranges of keys: more of them make other windows and shards of the very same documents."""
+    monkeypatch.setattr(pipeline, "_BUCKET_BYTES", 4096)
+    config = borrow_work(built, tmp_path)
+    plan = run(capsys, "build", config, "--plan")
+    tasks = {stage["stage"]: stage["tasks"] for stage in plan["stages"]}
+    assert tasks["write"] == tasks["pack"] > 8
+    assert [stage["stage"] for stage in plan["stages"] if stage["to_run"]] == ["pack", "write"]
+    result = run(capsys, "build", config)
+    dataset = open_dataset(result["output"])
+    assert verify_dataset(dataset.path) == []
+    assert len(dataset.shard_samples("web")) > len(built.datasets[0].shard_samples("web"))
+    few, many = (
+        sorted(
+            (int(t.document_id_S[r]), int(t.byte_start_S[r]), int(t.byte_count_S[r])) for _, t, r, _ in segments_of(d)
+        )
+        for d in (built.datasets[0], dataset)
+    )
+    assert [row for row in few if row[2]] == [row for row in many if row[2]]
+
+
+def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a file's tokens are cut into sorted runs, each document's place holds its own tokens."""
+    prepared = prepare(built.config, (), read_only=True)
+    stages = prepared.pipeline
+    tokenizer = load_tokenizer(stages.folder("tokenizer") / "tokenizer")
+    for run_tokens in (1, 500, 1 << 25):
+        monkeypatch.setattr(tokenize, "_RUN_TOKENS", run_tokens)
+        monkeypatch.setattr(tokenize, "ReadOptions", lambda line_limit_bytes: ReadOptions(line_limit_bytes, 2000))
+        out = tmp_path / str(run_tokens)
+        step = tokenize.TokenizeDocuments(stages.job, (stages.folder("decide"), stages.folder("tokenizer"), out))
+        list(step.run(None, 0, 4))
+        table_D = np.load(out / "documents.00000.npy")
+        tokens_T = np.fromfile(out / "tokens.00000.bin", tokenize.stored_dtype(tokenizer))
+        assert int(table_D["num_tokens"].sum()) == len(tokens_T)
+        order = list(zip(table_D["split"].tolist(), table_D["key"].tolist(), strict=True))
+        assert order == sorted(order)
+        inputs = stages.job.inputs[0]
+        for row in table_D:
+            text = built.corpus.texts[inputs.source, inputs.path, int(row["record"])].encode()
+            place = int(row["place"])
+            assert tokenizer.decode_bytes(tokens_T[place : place + int(row["num_tokens"])]) == text
 
 
 def test_example_configuration_builds(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

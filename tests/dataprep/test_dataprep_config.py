@@ -83,6 +83,14 @@ def test_files_are_found_in_order_and_once(tmp_path: Path) -> None:
     assert [file.path for file in find_inputs(config, tmp_path)] == ["B.jsonl", "a.jsonl", "b.jsonl", "deep/er/c.jsonl"]
 
 
+def test_opting_out_of_dedup_means_every_method(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jsonl").touch()
+    for opt_out, methods in (("[dedup]", ("exact", "minhash")), ("[exact]", ("exact",)), ("[]", ())):
+        text = f"version: 1\noutput: out\nsources: {{web: {{root: a, opt_out: {opt_out}}}}}\n"
+        assert [file.opt_out for file in find_inputs(load(tmp_path, text), tmp_path)] == [methods]
+
+
 def test_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "new\nline.jsonl").touch()

@@ -42,7 +42,7 @@ def test_total_is_shared_by_ratio_and_repeats_where_allowed() -> None:
 
 def test_too_many_epochs_are_refused_by_name() -> None:
     config = MixConfig(ratios={"web": 2, "code": 1, "books": 1}, total_tokens=8000, max_epochs={"books": 2})
-    with pytest.raises(RefusedError, match="'books' would be seen 4.00 times") as caught:
+    with pytest.raises(RefusedError, match=r"'books' would be seen 4\.00 times") as caught:
         plan_mix(TOKENS, config)
     assert caught.value.expected is not None
     assert "total_tokens <= 4000" in caught.value.expected
