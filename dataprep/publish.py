@@ -166,6 +166,8 @@ def _move(staging: Path, place: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
+        for torn in place.parent.glob(f"{TEMPORARY_PREFIX}*-{place.name}"):
+            shutil.rmtree(torn)
         copy = place.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{place.name}")
         shutil.copytree(staging, copy)
         for path in (copy, *copy.rglob("*")):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,6 +240,25 @@ def test_stopped_while_publishing(
     )
     assert not list((tmp_path / "out.work").glob("write-*"))
     assert verify_dataset(tmp_path / "out") == []
+
+
+def test_work_on_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be renamed is copied under a temporary name first; the torn copy of an earlier try goes away."""
+    staging, place = tmp_path / "work" / "train", tmp_path / "data" / "out"
+    (staging / "web").mkdir(parents=True)
+    (staging / "web" / "shard").write_bytes(b"tokens")
+    (tmp_path / "data" / ".tmp-1-out").mkdir(parents=True)
+    rename = os.rename
+
+    def other_device(source: Path, target: Path) -> None:
+        if source == staging:
+            raise OSError(errno.EXDEV, "cross-device")
+        rename(source, target)
+
+    monkeypatch.setattr(publish.os, "rename", other_device)
+    publish._move(staging, place)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["out"]
+    assert (place / "web" / "shard").read_bytes() == b"tokens"
 
 
 def test_deleted_dataset_is_built_again_from_finished_stages(
