@@ -20,6 +20,7 @@ from train.report.curves import MEAN_STEPS, block_means
 from train.report.run_report import cut_windows, run_curves
 
 BLUE, RED = "#3b6fb6", "#b3261e"
+LEAD_STEPS = 100
 
 
 def draw(run: Path, target: Path) -> None:
@@ -27,16 +28,19 @@ def draw(run: Path, target: Path) -> None:
     view = open_run(run)
     matplotlib.rcParams.update({"svg.hashsalt": "tokenreel", "font.size": 10, "svg.fonttype": "path"})
     figure, axes = plt.subplots(figsize=(8.4, 3.6), layout="constrained")
-    for start, stop in cut_windows(read_events(view.paths)):
-        axes.axvspan(start, stop, color=RED, alpha=0.12, lw=0, label=f"steps {start} .. {stop}: documents cut")
+    windows = cut_windows(read_events(view.paths))
+    for start, stop in windows:
+        axes.axvspan(start, stop, color=RED, alpha=0.12, lw=0, label=f"steps {start} to {stop}: under suspicion")
+    first = max(0, min((start for start, _ in windows), default=0) - LEAD_STEPS)
     for curve in run_curves(view):
-        records_N = curve.records_N
+        records_N = curve.records_N[curve.records_N["step"] >= first]
         x, y = block_means(records_N["step"], records_N["loss"], records_N["label_count"].astype(np.float64))
+        colour = RED if curve.is_left else BLUE
+        axes.plot(records_N["step"], records_N["loss"], color=colour, alpha=0.3, lw=0.8)
         if curve.is_left:
-            axes.plot(x, y, color=RED, ls=(0, (4, 2)), lw=1.8, label="before: left by the rollback")
+            axes.plot(x, y, color=RED, ls=(0, (4, 2)), lw=2, label="before: left by the rollback")
         else:
-            axes.plot(records_N["step"], records_N["loss"], color=BLUE, alpha=0.25, lw=0.8)
-            axes.plot(x, y, color=BLUE, lw=2.2, label=f"after: the run as it stands (means of {MEAN_STEPS} steps)")
+            axes.plot(x, y, color=BLUE, lw=2.2, label=f"after: the documents cut (means of {MEAN_STEPS} steps)")
     axes.set_xlabel("step")
     axes.set_ylabel("training loss, nats a token")
     axes.spines[["top", "right"]].set_visible(False)
