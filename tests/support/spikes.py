@@ -74,12 +74,13 @@ def make_batch(step: int, samples: Sequence[tuple[int, Sequence[Piece]]], seq_le
         sample_B=sample,
         tokens_BT=tokens,
         labels_BT=labels,
-        cu_seqlens_C=np.zeros(1, np.int32),
+        cu_seqlens_C=np.zeros(n * (max((len(p) for _, p in samples), default=0) + 1) + 1, np.int32),
         max_seqlen=seq_len,
         segments=segments,
         next_position=(step + 1) * n,
         token_digest=0,
         filler=0,
+        row_digest_B=np.zeros(n, np.uint64),
     )
 
 

@@ -73,6 +73,7 @@ def test_tiled_vocabulary_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch)
     whole = score_batch(frozen, batch, None, baseline=True)
     monkeypatch.setattr(score, "LOGIT_BUDGET", SEQ_LEN * 10)
     monkeypatch.setattr(score, "GRADIENT_TILE", 7)
+    monkeypatch.setattr(score, "CHUNK_TOKENS", SEQ_LEN * 3)
     tiled = score_batch(frozen, batch, None, baseline=True)
     for field in dataclasses.fields(whole):
         np.testing.assert_allclose(getattr(tiled, field.name), getattr(whole, field.name), rtol=1e-4, atol=1e-6)

@@ -25,7 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .attribute import SegmentColumns
+from loader.stream.batch import slice_batch
+
+from .attribute import SegmentColumns, concatenate
 from .records import FrozenModel
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ LOGIT_BUDGET = 1 << 25
 """Logits held at once: tokens of a sample x vocabulary entries (4 bytes each)."""
 GRADIENT_TILE = 1024
 """Vocabulary entries per tile of the long form: tile x D floats at once."""
+CHUNK_TOKENS = 1 << 14
+"""Tokens of one forward pass, whole samples (one at least)."""
 IGNORED = -100
 _SHUFFLE_KEY = 0x7265656C
 
@@ -49,18 +53,29 @@ def gradient_norm_gram(errors_NV: torch.Tensor, hidden_ND: torch.Tensor) -> floa
 
 def gradient_norm_tiles(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: int = GRADIENT_TILE) -> float:
     """||errors^T hidden||_F by tiles of the vocabulary; cheapest from N = D on."""
-    square = 0.0
+    return float(_tiled_square(errors_NV, hidden_ND, tile).sqrt())
+
+
+def _tiled_square(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: int) -> torch.Tensor:
+    square = torch.zeros((), device=errors_NV.device)
     for errors_NC in torch.split(errors_NV, tile, dim=1):
-        square += float((errors_NC.T @ hidden_ND).square().sum())
-    return float(square**0.5)
+        square = square + (errors_NC.T @ hidden_ND).square().sum()
+    return square
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """The head in float32, on the model's device."""
+
+    weight_VD: torch.Tensor
+    scale: float
 
 
 class _Head:
     """The head over one sample's hidden vectors, one vocabulary tile at a time."""
 
-    def __init__(self, frozen: FrozenModel, hidden_TD: torch.Tensor) -> None:
-        self._weight_VD = frozen.head_weight_VD.detach().float()
-        self._scale = frozen.logit_scale
+    def __init__(self, weights: _Weights, hidden_TD: torch.Tensor) -> None:
+        self._weight_VD, self._scale = weights.weight_VD, weights.scale
         self._hidden_TD = hidden_TD
         vocabulary = self._weight_VD.shape[0]
         self._tile = max(1, min(vocabulary, LOGIT_BUDGET // max(1, hidden_TD.shape[0])))
@@ -80,37 +95,36 @@ class _Head:
 
     def token_losses(self, labels_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy per token, nats; 0 where the label is ignored."""
-        known_T = labels_T >= 0
         target_T = labels_T.clamp(min=0)
         at_label_T = self._scale * (self._hidden_TD * self._weight_VD[target_T]).sum(1)
-        return torch.where(known_T, self.log_total_T - at_label_T, torch.zeros_like(at_label_T))
+        return torch.where(labels_T >= 0, self.log_total_T - at_label_T, torch.zeros_like(at_label_T))
 
-    def gradient_norms(self, labels_T: torch.Tensor, pieces: Sequence[slice]) -> list[float]:
-        """Norm of the head gradient of each piece's summed loss; a piece is a slice of tokens."""
-        rows = [torch.nonzero(labels_T[piece] >= 0)[:, 0] + piece.start for piece in pieces]
-        width = self._hidden_TD.shape[1]
-        grams = [torch.zeros(len(r), len(r)) if len(r) < width else None for r in rows]
-        squares = [0.0] * len(rows)
+    def gradient_norms(self, labels_T: torch.Tensor, pieces: Sequence[slice]) -> torch.Tensor:
+        """Norm of the head gradient of each piece's summed loss; all tokens of a piece but the last have labels."""
+        width, device = self._hidden_TD.shape[1], self._hidden_TD.device
+        sizes = [piece.stop - piece.start for piece in pieces]
+        grams = [torch.zeros(n, n, device=device) if n < width else None for n in sizes]
+        squares = [torch.zeros((), device=device) for _ in pieces]
         for entries, logits_TC in self.tiles():
-            for i, rows_N in enumerate(rows):
-                errors_NC = self._errors(logits_TC[rows_N], rows_N, labels_T[rows_N], entries)
+            for i, piece in enumerate(pieces):
+                errors_NC = self._errors(logits_TC[piece], piece, labels_T[piece], entries)
                 gram = grams[i]
                 if gram is not None:
                     gram += errors_NC @ errors_NC.T
                 else:
-                    squares[i] += gradient_norm_tiles(errors_NC, self._hidden_TD[rows_N]) ** 2
-        for i, gram in enumerate(grams):
+                    squares[i] = squares[i] + _tiled_square(errors_NC, self._hidden_TD[piece], GRADIENT_TILE)
+        for i, (gram, piece) in enumerate(zip(grams, pieces, strict=True)):
             if gram is not None:
-                hidden_ND = self._hidden_TD[rows[i]]
-                squares[i] = float((gram * (hidden_ND @ hidden_ND.T)).sum())
-        return [abs(self._scale) * max(s, 0.0) ** 0.5 for s in squares]
+                hidden_ND = self._hidden_TD[piece]
+                squares[i] = (gram * (hidden_ND @ hidden_ND.T)).sum()
+        return abs(self._scale) * torch.stack(squares).clamp(min=0.0).sqrt()
 
-    def _errors(
-        self, logits_NC: torch.Tensor, rows_N: torch.Tensor, labels_N: torch.Tensor, entries: slice
-    ) -> torch.Tensor:
-        errors_NC = (logits_NC - self.log_total_T[rows_N, None]).exp_()
-        inside = torch.nonzero((labels_N >= entries.start) & (labels_N < entries.stop))[:, 0]
-        errors_NC[inside, labels_N[inside] - entries.start] -= 1.0
+    def _errors(self, logits_NC: torch.Tensor, piece: slice, labels_N: torch.Tensor, entries: slice) -> torch.Tensor:
+        """P - Y of one tile."""
+        errors_NC = (logits_NC - self.log_total_T[piece, None]).exp_()
+        inside_N = (labels_N >= entries.start) & (labels_N < entries.stop)
+        column_N = (labels_N - entries.start).clamp(0, logits_NC.shape[1] - 1)
+        errors_NC.scatter_add_(1, column_N[:, None], -inside_N[:, None].to(errors_NC.dtype))
         return errors_NC
 
 
@@ -168,32 +182,32 @@ def _squeeze(tokens_N: NDArray[np.int32], token_bytes: Sequence[bytes] | None) -
     return len(zlib.compress(raw, 6)) / max(1, len(raw))
 
 
-def _model_columns(frozen: FrozenModel, batch: Batch) -> NDArray[np.float64]:
+def _model_columns(frozen: FrozenModel, weights: _Weights, batch: Batch) -> NDArray[np.float64]:
     """(4, S): mean loss, token variance, head gradient norm, mean loss of the shuffled tokens."""
     shuffled = shuffle_batch(batch)
-    with torch.no_grad():
-        hidden_BTD = frozen.hidden(batch).float()
-        shuffled_BTD = frozen.hidden(shuffled).float()
-        labels_BT = torch.from_numpy(batch.labels_BT.astype(np.int64)).to(hidden_BTD.device)
-        shuffled_labels_BT = torch.from_numpy(shuffled.labels_BT.astype(np.int64)).to(hidden_BTD.device)
-        out: list[tuple[float, float, float, float]] = []
-        for sample, group in itertools.groupby(_pieces(batch), key=lambda piece: piece[0]):
-            pieces = [slice(start, stop) for _, start, stop in group]
-            head = _Head(frozen, hidden_BTD[sample])
-            losses_T = head.token_losses(labels_BT[sample]).double()
-            norms = head.gradient_norms(labels_BT[sample], pieces)
-            shuffled_T = _Head(frozen, shuffled_BTD[sample]).token_losses(shuffled_labels_BT[sample]).double()
-            for piece, norm in zip(pieces, norms, strict=True):
-                labelled = slice(piece.start, piece.stop - 1)
-                mean, second = float(losses_T[labelled].mean()), float(losses_T[labelled].square().mean())
-                out.append((mean, max(second - mean * mean, 0.0), norm, float(shuffled_T[labelled].mean())))
-    return np.array(out, np.float64).reshape(-1, 4).T
+    hidden_BTD, shuffled_BTD = frozen.hidden(batch).float(), frozen.hidden(shuffled).float()
+    device = hidden_BTD.device
+    labels_BT = torch.from_numpy(batch.labels_BT.astype(np.int64)).to(device)
+    shuffled_labels_BT = torch.from_numpy(shuffled.labels_BT.astype(np.int64)).to(device)
+    out: list[NDArray[np.float64]] = []
+    for sample, group in itertools.groupby(_pieces(batch), key=lambda piece: piece[0]):
+        pieces = [slice(start, stop - 1) for _, start, stop in group]  # the last token has no label
+        head = _Head(weights, hidden_BTD[sample])
+        losses_T = head.token_losses(labels_BT[sample]).double()
+        shuffled_T = _Head(weights, shuffled_BTD[sample]).token_losses(shuffled_labels_BT[sample]).double()
+        norms_S = head.gradient_norms(labels_BT[sample], pieces).double()
+        del head
+        sums_3T = torch.stack((losses_T, losses_T.square(), shuffled_T))
+        means_3S = torch.stack([sums_3T[:, piece].mean(1) for piece in pieces], 1)
+        variance_S = (means_3S[1] - means_3S[0].square()).clamp(min=0.0)
+        out.append(torch.stack((means_3S[0], variance_S, norms_S, means_3S[2])).cpu().numpy())
+    return np.concatenate(out, axis=1) if out else np.zeros((4, 0))
 
 
 def score_batch(
     frozen: FrozenModel, batch: Batch, token_bytes: Sequence[bytes] | None, baseline: bool
 ) -> SegmentColumns:
-    """Scores every labelled segment of a batch.
+    """Scores every labelled segment of a batch, ``CHUNK_TOKENS`` at a time.
 
     Args:
         frozen: the weights to score with.
@@ -204,8 +218,22 @@ def score_batch(
     Returns:
         One row per segment with at least one label; ``source_S`` as in ``batch.source_B``.
     """
+    num_samples, seq_len = batch.tokens_BT.shape
+    weights = _Weights(frozen.head_weight_VD.detach().float(), frozen.logit_scale)
+    width = max(1, CHUNK_TOKENS // max(1, seq_len))
+    with torch.no_grad():
+        parts = [
+            _score_chunk((frozen, weights), slice_batch(batch, start, start + width), token_bytes, baseline)
+            for start in range(0, max(1, num_samples), width)
+        ]
+    return concatenate(parts)
+
+
+def _score_chunk(
+    model: tuple[FrozenModel, _Weights], batch: Batch, token_bytes: Sequence[bytes] | None, baseline: bool
+) -> SegmentColumns:
     table, rows = batch.segments, _scored_rows(batch)
-    loss_S, variance_S, gradient_S, shuffled_S = _model_columns(frozen, batch)
+    loss_S, variance_S, gradient_S, shuffled_S = _model_columns(*model, batch)
     tokens = [batch.tokens_BT[sample, start:stop] for sample, start, stop in _pieces(batch)]
     sample_S = table.sample_index_S[rows]
     return SegmentColumns(
