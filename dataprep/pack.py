@@ -42,7 +42,7 @@ class PackedWindow:
 
     num_samples: int
     document_P: NDArray[np.int32]
-    document_token_start_P: NDArray[np.int64]
+    document_token_start_P: NDArray[np.int32]
     num_tokens_P: NDArray[np.int32]
     sample_P: NDArray[np.int32]
     token_start_P: NDArray[np.int32]
@@ -66,15 +66,16 @@ def pack_window(num_tokens_D: NDArray[np.int64], seq_len: int, key: int, strateg
         strategy: key of ``PACKERS``.
 
     Raises:
-        ValueError: a document without tokens.
+        ValueError: a document without tokens, or with 2^31 and more.
     """
     num_tokens_D = np.asarray(num_tokens_D, np.int64)
-    if len(num_tokens_D) and int(num_tokens_D.min()) < 1:
-        raise ValueError("every document needs at least one token")
+    if len(num_tokens_D) and not 1 <= int(num_tokens_D.min()) <= int(num_tokens_D.max()) < 1 << 31:
+        raise ValueError("every document needs at least one token, and fewer than 2^31")
     pieces = split_documents(num_tokens_D, seq_len)
     bin_P, num_samples = PACKERS[strategy](pieces[2], seq_len)
     sample_of_bin = shuffled(num_samples, np.uint64(key & 0xFFFFFFFFFFFFFFFF))
-    return PackedWindow(num_samples, *lay_out(pieces, bin_P, sample_of_bin))
+    rows_P5 = lay_out(pieces, bin_P, sample_of_bin)
+    return PackedWindow(num_samples, rows_P5[:, 0], rows_P5[:, 1], rows_P5[:, 2], rows_P5[:, 3], rows_P5[:, 4])
 
 
 def window_borders(num_tokens_D: NDArray[np.int64], max_documents: int, max_tokens: int) -> NDArray[np.int64]:

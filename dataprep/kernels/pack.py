@@ -19,13 +19,13 @@ __all__ = ["best_fit_bins", "gather_tokens", "lay_out", "shuffled", "split_docum
 @kernel
 def split_documents(
     num_tokens_D: NDArray[np.int64], seq_len: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Pieces of at most ``seq_len`` tokens, in document order: (document, first token in the document, tokens)."""
     count = 0
     for tokens in num_tokens_D:
         count += (tokens + seq_len - 1) // seq_len
     document_P = np.empty(count, np.int32)
-    start_P = np.empty(count, np.int64)
+    start_P = np.empty(count, np.int32)
     num_tokens_P = np.empty(count, np.int32)
     p = 0
     for d in range(num_tokens_D.size):
@@ -160,10 +160,10 @@ def shuffled(count: int, key: np.uint64) -> NDArray[np.int32]:
 
 @kernel
 def lay_out(
-    pieces: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]],
+    pieces: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
     bin_P: NDArray[np.int32],
     sample_of_bin: NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+) -> NDArray[np.int32]:
     """Pieces in order of their samples, those of a sample in document order.
 
     Args:
@@ -172,32 +172,30 @@ def lay_out(
         sample_of_bin: number that each bin's sample gets.
 
     Returns:
-        Document, token start in the document, tokens, sample, token start in the sample.
+        A row a piece, so that each is written in one place: document, token start in the document, tokens, sample,
+        token
+        start in the sample.
     """
     document_P, start_P, num_tokens_P = pieces
     num_samples = sample_of_bin.size
-    place_N = np.zeros(num_samples + 1, np.int64)
+    place_N = np.zeros(num_samples + 1, np.int32)
     for b in bin_P:
         place_N[sample_of_bin[b] + 1] += 1
     for n in range(num_samples):
         place_N[n + 1] += place_N[n]
     filled_N = np.zeros(num_samples, np.int32)
-    out_document_P = np.empty_like(document_P)
-    out_start_P = np.empty_like(start_P)
-    out_tokens_P = np.empty_like(num_tokens_P)
-    out_sample_P = np.empty_like(bin_P)
-    out_place_P = np.empty_like(bin_P)
+    out_P5 = np.empty((bin_P.size, 5), np.int32)
     for p in range(bin_P.size):
         n = sample_of_bin[bin_P[p]]
         q = place_N[n]
         place_N[n] += 1
-        out_document_P[q] = document_P[p]
-        out_start_P[q] = start_P[p]
-        out_tokens_P[q] = num_tokens_P[p]
-        out_sample_P[q] = n
-        out_place_P[q] = filled_N[n]
+        out_P5[q, 0] = document_P[p]
+        out_P5[q, 1] = start_P[p]
+        out_P5[q, 2] = num_tokens_P[p]
+        out_P5[q, 3] = n
+        out_P5[q, 4] = filled_N[n]
         filled_N[n] += num_tokens_P[p]
-    return out_document_P, out_start_P, out_tokens_P, out_sample_P, out_place_P
+    return out_P5
 
 
 @kernel
