@@ -40,9 +40,9 @@ class Raised:
 def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
     """Did the loss stay up since the alarm, against the continued trend?
 
-    The mean of all steps must lie ``threshold_z`` deviations above it, and without the highest eighth of them (one at
-    least) still half as far: a few wild steps are no spike that stays. A deviation holds the noise of such a mean and
-    the error of the line itself.
+    The mean of all steps must lie ``threshold_z`` deviations above it, and without the highest sixteenth of them still
+    half as far: one wild step of 16 is no spike that stays. A deviation holds the noise of such a mean and the error of
+    the line itself.
     """
     finite = sorted(x for x in losses if math.isfinite(x))
     if not finite or len(finite) < len(losses):
@@ -54,10 +54,9 @@ def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: floa
     expected = trend.at(ahead)
     z = (mean - expected) / math.hypot(trend.scale / math.sqrt(len(finite)), trend.error(ahead))
     raised = z > threshold_z
-    kept = finite[: len(finite) - max(1, len(finite) // 8)]
-    if kept:
-        deviation = math.hypot(trend.scale / math.sqrt(len(kept)), trend.error(ahead))
-        raised = raised and (float(np.mean(kept)) - expected) / deviation > threshold_z / 2
+    kept = finite[: len(finite) - len(finite) // 16]
+    deviation = math.hypot(trend.scale / math.sqrt(len(kept)), trend.error(ahead))
+    raised = raised and (float(np.mean(kept)) - expected) / deviation > threshold_z / 2
     return Raised(mean, expected, z, raised)
 
 
