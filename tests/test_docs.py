@@ -56,6 +56,14 @@ def test_sessions_in_the_docs_are_true(page: Path) -> None:
     assert results.failed == 0
 
 
+def test_every_benchmark_is_described() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    runnable = {
+        path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+    }
+    assert set(re.findall(r"^\| `benchmarks/([a-z_]+\.py)`", page, re.MULTILINE)) == runnable
+
+
 def test_configurations_are_shipped() -> None:
     assert CONFIGS
 
