@@ -71,7 +71,7 @@ clean:
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) --upgrade pip
 	echo "installing $< into $(@D): about 5.5 GB, a few minutes" >&2
-	$(@D)/bin/python $(PIP) --requirement $<
+	$(@D)/bin/python $(PIP) --no-compile --requirement $<
 	touch $@
 
 .venv/.ready .venv-test/.ready: %/.ready: %/.locked pyproject.toml
