@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ConfigError, DamageError, RefusedError
-from .files import digest_bytes, write_atomic
+from .files import TEMPORARY_PREFIX, digest_bytes, remove_stale_temporaries, write_atomic
 from .sealed import append_sealed_line, read_sealed, read_sealed_lines, write_sealed
 
 __all__ = [
@@ -139,11 +139,13 @@ def create_run(paths: RunPaths, identity: Mapping[str, Any], semantic: Mapping[s
     """
     if paths.identity.exists():
         return read_identity(paths)
-    foreign = (
-        sorted(child.name for child in paths.root.iterdir() if child.name != ".lock") if paths.root.exists() else []
-    )
-    leftovers = {"config.yaml", "branches.json"}  # killed between the writes below
-    if set(foreign) - leftovers:
+    if paths.root.exists():
+        remove_stale_temporaries(paths.root)
+    # A process killed between the writes below leaves the first of them.
+    ours = {".lock", "config.yaml", "branches.json"}
+    names = {child.name for child in paths.root.glob("*") if not child.name.startswith(TEMPORARY_PREFIX)}
+    foreign = sorted(names - ours)
+    if foreign:
         raise RefusedError(
             "TR-RUN-FOREIGN", f"the folder holds {foreign[0]!r}", str(paths.root), "an empty folder or a run"
         )
