@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def join_world(device: str) -> Iterator[World]:
         raise RefusedError(
             "TR-LAUNCH-WORLD", f"{here.size} processes", expected="one process: parallel training is not there yet"
         )
+    hook = sys.excepthook  # torch puts its own in front at every call
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     # A world of one needs no port: two runs on one machine cannot collide.
     timeout = timedelta(seconds=_TIMEOUT_S)
@@ -69,4 +71,5 @@ def join_world(device: str) -> Iterator[World]:
         yield World(here.rank, here.size, saving if isinstance(saving, dist.ProcessGroup) else None)
         dist.barrier()  # leaving while a peer still sends aborts it
     finally:
+        sys.excepthook = hook
         dist.destroy_process_group()
