@@ -75,10 +75,15 @@ class DedupConfig:
     max_bucket: int = 8192
 
     def __post_init__(self) -> None:
+        from . import METHODS
+
+        unknown = [name for name in self.methods if name not in METHODS]
         _check(
+            (f"methods: no method {', '.join(map(repr, unknown))}; there are {', '.join(METHODS)}", not unknown),
+            ("methods: each once", len(set(self.methods)) == len(self.methods)),
             ("threshold: above 0, at most 1", 0 < self.threshold <= 1),
             ("max_removed_fraction: from 0 to 1", 0 <= self.max_removed_fraction <= 1),
-            ("max_bucket: at least 2", self.max_bucket >= 2),
+            ("max_bucket: from 2 to 2^30", 2 <= self.max_bucket <= 1 << 30),
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from support.dedup_runs import Source, configuration, run_stages, write_sources
 
-from dataprep.dedup.config import DedupConfig, HoldoutConfig, IngestConfig, SignConfig
+from dataprep.dedup.config import DedupConfig, HoldoutConfig, IngestConfig, MinHashConfig, SignConfig
 from dataprep.dedup.minhash import estimate_floor, miss_probability, miss_table
 from dataprep.dedup.signatures import DOCUMENT_DTYPE, load_signed
 from dataprep.dedup.steps import DecideDocuments, SignDocuments
@@ -177,6 +178,17 @@ def test_miss_probabilities() -> None:
     assert table == sorted(table, reverse=True)
     assert estimate_floor(0.8, 128) == 79
     assert estimate_floor(0.1, 128) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"methods": ("exact", "nearly")}, {"methods": ("exact", "exact")}, {"threshold": 0.0}, {"max_bucket": 1}],
+)
+def test_impossible_settings_are_refused_by_their_key(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: "):
+        DedupConfig(**wrong)
+    with pytest.raises(ValueError, match="^num_permutations: "):
+        MinHashConfig(num_permutations=100, bands=20)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
