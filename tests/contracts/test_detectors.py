@@ -63,11 +63,11 @@ def test_it_sees_its_kind(name: str) -> None:
 
 @functools.cache
 def _clean_alarms(noise: float) -> Counter[str]:
-    """Alarms by detector in 3 x 700 clean steps."""
+    """Alarms by detector in 3 x 500 clean steps."""
     alarms: Counter[str] = Counter()
     for seed in range(3):
         detectors = DetectorSet(DetectorConfig(plateau_steps=0), STAGES)
-        for record in step_records(700, seed=seed, noise=noise):
+        for record in step_records(500, seed=seed, noise=noise):
             alarms.update(r.detector for r in detectors.observe(record, holding=False))
     return alarms
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from .records import StepRecord
 
-__all__ = ["SourceMedians", "Trend", "fit_trend"]
+__all__ = ["SourceMedians", "Trend", "fit_trend", "median"]
 
 SourceLoss = Mapping[str, tuple[float, int]]
 
@@ -43,16 +44,26 @@ class Trend:
         return float(self.scale * math.sqrt(1 / n + distance**2 / max(n * (n * n - 1) / 12, 1.0)))
 
 
+@functools.lru_cache(maxsize=256)
+def _times(count: int) -> tuple[NDArray[np.float64], float]:
+    """Centred times of ``count`` steps and the sum of their squares (1 for a single step)."""
+    times = np.arange(count) - (count - 1) / 2
+    return times, max(float((times * times).sum()), 1.0)
+
+
+def median(values: NDArray[np.float64]) -> float:
+    """The median; like ``np.median``, for a few dozen numbers several times as fast."""
+    ordered, n = np.sort(values), len(values)
+    return float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
 def fit_trend(values: Sequence[float] | NDArray[np.float64]) -> Trend:
     """Least-squares line through equally spaced values (at least one) and the robust scale of what is left."""
     x = np.asarray(values, np.float64)
-    n = len(x)
-    t = np.arange(n) - (n - 1) / 2
-    slope = float((t * x).sum() / max(float((t * t).sum()), 1.0))
-    offset = float(x.mean())
-    rest = x - offset - slope * t
-    scale = 1.4826 * float(np.median(np.abs(rest - np.median(rest)))) + _TINY
-    return Trend(offset, slope, n, scale)
+    times, squares = _times(len(x))
+    slope, offset = float((times * x).sum()) / squares, float(x.sum()) / len(x)
+    rest = x - offset - slope * times
+    return Trend(offset, slope, len(x), 1.4826 * median(np.abs(rest - median(rest))) + _TINY)
 
 
 class SourceMedians:
@@ -72,7 +83,7 @@ class SourceMedians:
     def _put(self, name: str, losses: Sequence[float]) -> None:
         self.losses[name] = list(losses)[-SOURCE_STEPS:]
         if len(self.losses[name]) >= SOURCE_LEAST:
-            self._medians[name] = float(np.median(self.losses[name]))
+            self._medians[name] = median(np.array(self.losses[name]))
 
     def absorb(self, source_loss: SourceLoss) -> None:
         """A clean step's losses join."""
