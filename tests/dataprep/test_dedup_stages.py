@@ -187,7 +187,7 @@ def test_miss_probabilities() -> None:
 def test_impossible_settings_are_refused_by_their_key(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: "):
         DedupConfig(**wrong)
-    with pytest.raises(ValueError, match="^num_permutations: "):
+    with pytest.raises(ValueError, match=r"^num_permutations: "):
         MinHashConfig(num_permutations=100, bands=20)
 
 

@@ -1,4 +1,4 @@
-"""The verbs ``replay``, ``rollback`` and ``train --plan`` as a user types them, against numbers computed another way."""
+"""The verbs ``replay``, ``rollback`` and ``train --plan`` as a user types them, against numbers got another way."""
 
 from __future__ import annotations
 
