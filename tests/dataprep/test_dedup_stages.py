@@ -185,7 +185,8 @@ def test_miss_probabilities() -> None:
     [{"methods": ("exact", "nearly")}, {"methods": ("exact", "exact")}, {"threshold": 0.0}, {"max_bucket": 1}],
 )
 def test_impossible_settings_are_refused_by_their_key(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: "):
+    (key,) = wrong
+    with pytest.raises(ValueError, match=key + r": \w"):
         DedupConfig(**wrong)
     with pytest.raises(ValueError, match=r"^num_permutations: "):
         MinHashConfig(num_permutations=100, bands=20)
