@@ -113,7 +113,8 @@ def read_sealed_lines(path: Path) -> SealedLines:
     What follows the last line end (part of a line, or the zeros of a power loss) is a torn tail and left out.
 
     Raises:
-        DamageError: a complete line is not what was written; file and line number (from 1) are named.
+        DamageError: a complete line is not what was written, or a whole line ends in another byte than the line end, as
+            no torn write leaves it; file and line number (from 1) are named.
     """
     try:
         data = path.read_bytes()
@@ -134,11 +135,24 @@ def read_sealed_lines(path: Path) -> SealedLines:
             raise DamageError("TR-SEAL-LINE", "the line differs from its checksum", place, "an untouched line")
         values.append(value)
         start = stop
+    if _is_whole_line(data[start:], chain):
+        place = f"{path} line {len(values) + 1}"
+        raise DamageError("TR-SEAL-LINE", "the line's end differs from what was written", place, "an untouched line")
     return SealedLines(tuple(values), start, len(data) - start, chain)
 
 
-def cut_torn_tail(path: Path) -> int:
-    """Cut what a killed writer left behind the last complete line; returns the bytes cut.
+def _is_whole_line(tail: bytes, chain: int) -> bool:
+    """Whether a tail is a line but for its last byte; a zero there is what a power loss leaves."""
+    try:
+        value = _parse_object(tail[:-1], "")
+        value.pop(_LINE_KEY, None)
+        return tail[-1:] != b"\0" and _line(value, chain)[0][:-1] == tail[:-1]
+    except (DamageError, TypeError, ValueError):
+        return False
+
+
+def cut_torn_tail(path: Path) -> SealedLines:
+    """Cut what a killed writer left behind the last complete line; returns the file as it was found.
 
     Raises:
         DamageError: damage before the tail; nothing is cut then.
@@ -148,7 +162,7 @@ def cut_torn_tail(path: Path) -> int:
         with open(path, "r+b") as file:
             file.truncate(lines.size_bytes)
             os.fsync(file.fileno())
-    return lines.torn_bytes
+    return lines
 
 
 def append_sealed_line(path: Path, value: Mapping[str, Any]) -> None:
@@ -158,8 +172,7 @@ def append_sealed_line(path: Path, value: Mapping[str, Any]) -> None:
         DamageError: an earlier line is damaged; nothing is written then.
         OSError: the file system refused.
     """
-    cut_torn_tail(path)
-    line, _ = _line(value, read_sealed_lines(path).chain)
+    line, _ = _line(value, cut_torn_tail(path).chain)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         file.write(line)

@@ -60,10 +60,10 @@ def test_lines_survive_any_cut_and_go_on(tmp_path: Path) -> None:
         assert path.read_bytes() == data
 
 
-def test_flipped_bits_before_the_tail_are_damage(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_the_lines_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     data = _write_events(path)
-    for bit in range(0, 8 * (len(data) - 1), 3):
+    for bit in [*range(0, 8 * (len(data) - 1), 3), *range(8 * (len(data) - 1), 8 * len(data))]:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(bytes(changed))
@@ -84,5 +84,7 @@ def test_zeros_of_a_power_loss_are_a_torn_tail(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     data = _write_events(path)
     path.write_bytes(data + bytes(100))
-    assert cut_torn_tail(path) == 100
+    assert cut_torn_tail(path).torn_bytes == 100
     assert path.read_bytes() == data
+    path.write_bytes(data[:-1] + b"\0")
+    assert list(read_sealed_lines(path).values) == _EVENTS[:-1]
