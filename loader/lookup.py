@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError
+from .order.weights import POSITION_LIMIT
 from .stream.batch import BatchSegments, read_batch, read_positions, read_segments
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def locate_positions(view: RunView, start: int, stop: int) -> dict[str, Any]:
         ConfigError: no such range, or more than 65,536 positions.
         DamageError: a shard is damaged.
     """
-    if not 0 <= start < stop <= start + (1 << 16):
+    if not 0 <= start < stop <= min(start + (1 << 16), POSITION_LIMIT):
         raise ConfigError(
-            "TR-LOOKUP-RANGE", f"no range {start}:{stop}", "--position", "A:B with at most 65,536 positions"
+            "TR-LOOKUP-RANGE", f"no range {start}:{stop}", "--position", "A:B with at most 65,536 positions, below 2^36"
         )
     positions_N = np.arange(start, stop)
     steps_N = view.plan.steps_of(positions_N)

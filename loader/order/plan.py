@@ -108,7 +108,7 @@ class Plan:
     Raises:
         ConfigError: stages, batches or sources that mean nothing; an entry that names an unknown source, samples that
             the source does not have, or a document that no source holds.
-        RefusedError: the entries drop every sample of a source.
+        RefusedError: the entries drop every sample of a source, or every position.
     """
 
     def __init__(
@@ -236,15 +236,22 @@ class Plan:
         return self.schedule.positions(step)
 
     def first_position(self, step: int) -> int:
-        """The first surviving position of a step."""
-        return int(self.cut.outside_at(self.schedule.live_start(np.array([step], np.int64)))[0])
+        """The first surviving position of a step.
+
+        Raises:
+            ConfigError: no such step.
+        """
+        return int(self.cut.outside_at(np.array([self.schedule.live_range(step)[0]], np.int64))[0])
 
     def next_position(self, step: int) -> int:
-        """The first position that a step leaves unconsumed: its last one + 1. Step -1 leaves all: 0."""
+        """The first position that a step leaves unconsumed: its last one + 1. Step -1 leaves all: 0.
+
+        Raises:
+            ConfigError: no such step.
+        """
         if step < 0:
             return 0
-        live_stop = self.schedule.live_start(np.array([step + 1], np.int64))
-        return int(self.cut.outside_at(live_stop - 1)[0]) + 1
+        return int(self.cut.outside_at(np.array([self.schedule.live_range(step)[1] - 1], np.int64))[0]) + 1
 
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; None if it is cut."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RefusedError
 from .ranges import Ranges
 from .weights import POSITION_LIMIT
 
@@ -42,12 +42,17 @@ class Schedule:
 
     Raises:
         ConfigError: no stage at 0, starts that do not ascend, or a batch size outside 1 .. 2^24.
+        RefusedError: no position survives.
     """
 
     def __init__(self, stages: Sequence[BatchStage], cut: Ranges) -> None:
         _check(stages)
         self.stages, self.cut = tuple(stages), cut
         self.num_surviving = POSITION_LIMIT - cut.count
+        if not self.num_surviving:
+            raise RefusedError(
+                "TR-SKIP-EMPTY", "the skip list drops every position", "skips", "positions that are left to train on"
+            )
         border_live = cut.outside_before(np.array([stage.start for stage in stages], np.int64)).tolist()
         first_step, first_live, batch, step, live = list[int](), list[int](), list[int](), 0, 0
         for number, stage in enumerate(stages):
@@ -72,10 +77,20 @@ class Schedule:
         Raises:
             ConfigError: the plan ends before: position 2^36.
         """
-        start, stop = self.live_start(np.array([step, step + 1], np.int64)).tolist()
-        if step < 0 or stop > self.num_surviving:
-            raise ConfigError("TR-PLAN-STEP", f"no step {step}", expected="a step >= 0 that ends before position 2^36")
+        start, stop = self.live_range(step)
         return self.cut.outside_at(np.arange(start, stop))
+
+    def live_range(self, step: int) -> tuple[int, int]:
+        """The surviving positions that ``step`` reads, counted from the first surviving one.
+
+        Raises:
+            ConfigError: the plan ends before: position 2^36.
+        """
+        if 0 <= step < POSITION_LIMIT:  # larger ones do not fit an array
+            start, stop = self.live_start(np.array([step, step + 1], np.int64)).tolist()
+            if stop <= self.num_surviving:
+                return start, stop
+        raise ConfigError("TR-PLAN-STEP", f"no step {step}", expected="a step >= 0 that ends before position 2^36")
 
     def steps_of(self, positions_N: _Ints) -> _Ints:
         """The step that reads each position >= 0; -1 where the position is cut."""
