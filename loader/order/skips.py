@@ -151,17 +151,13 @@ class SkipEntry:
                 mode=cast(SkipMode, value["mode"]),
                 stamp=value["stamp"],
                 source=value["source"],
-                ranges=tuple((int(start), int(stop)) for start, stop in value["ranges"]),
-                documents=tuple(int(document, 16) for document in value["documents"]),
+                ranges=tuple((start, stop) for start, stop in value["ranges"]),  # a number like 1.5 is refused, not cut
+                documents=tuple(_document(text) for text in value["documents"]),
                 reason=str(value["reason"]),
                 evidence=dict(value["evidence"]),
             )
         except (TypeError, ValueError) as error:
             raise _invalid(str(error), "the JSON that a skip entry writes") from error
-
-    def acts_at(self, position: int) -> bool:
-        """Whether the entry acts at ``position``."""
-        return position >= self.stamp
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -194,6 +190,12 @@ class SkipList:
     def digest_before(self, position: int) -> str:
         """xxh3-128 over the digests of the entries stamped below ``position``; the order of adding takes no part."""
         return digest_of([entry.digest for entry in self.before(position)])
+
+
+def _document(text: str) -> int:
+    if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
+        raise ValueError(f"no document id: {text!r}")
+    return int(text, 16)
 
 
 def _invalid(message: str, expected: str) -> ConfigError:

@@ -135,6 +135,10 @@ def test_entries_survive_json_and_bad_json_is_refused() -> None:
         refused("TR-SKIP-ENTRY", SkipEntry.from_json, {**value, "version": 2})
         refused("TR-SKIP-ENTRY", SkipEntry.from_json, {**value, "ranges": 5})
         refused("TR-SKIP-ENTRY", SkipEntry.from_json, {**value, "stamp": "7"})
+        for pair in ([1.5, 3], ["1", 3], [True, 3], [1, 2, 3]):
+            refused("TR-SKIP-ENTRY", SkipEntry.from_json, {**value, "ranges": [pair]})
+        for text in ("5", "0x00000000000005", " 000000000000005", "000000000_000005", "000000000000000G", 5):
+            refused("TR-SKIP-ENTRY", SkipEntry.from_json, {**value, "documents": [text]})
 
 
 def test_reason_and_evidence_take_no_part_in_the_digest() -> None:
@@ -153,6 +157,7 @@ def test_dropping_every_sample_is_an_error_and_no_endless_search() -> None:
     error = refused("TR-SKIP-EMPTY", plan_of, drop_samples(0, 60), drop_samples(50, 87, stamp=300))
     assert isinstance(error, RefusedError)
     assert "'web'" in error.message
+    refused("TR-SKIP-EMPTY", plan_of, SkipEntry("positions", "drop", 0, ranges=((0, 1 << 36),)))
     plan = plan_of(drop_samples(0, 60), drop_samples(50, 86, stamp=256))  # one sample is left, and read again and again
     refs = plan.samples(np.arange(256, 512))
     assert set(refs.sample_N[refs.source_N == 0].tolist()) == {86}
@@ -172,7 +177,12 @@ def test_sources_and_batches_that_mean_nothing() -> None:
     refused("TR-PLAN-SOURCES", Plan, config)
     refused("TR-PLAN-SOURCE", plan_of().positions_of_sample, "nowhere", 0, 10)
     refused("TR-PLAN-STEP", plan_of().step_positions, -1)
-    refused("TR-PLAN-STEP", plan_of().step_positions, 1 << 36)
+    last = (1 << 36) // 10 - 1
+    assert len(plan_of().step_positions(last)) == 10
+    assert plan_of().next_position(last) == plan_of().first_position(last) + 10 == (1 << 36) - 6
+    for ask in (plan_of().step_positions, plan_of().first_position, plan_of().next_position):
+        for step in (last + 1, 1 << 36, 1 << 70):
+            refused("TR-PLAN-STEP", ask, step)
     for wrong in (-1, 1 << 36):
         with pytest.raises(ValueError, match="positions"):
             plan_of().samples(np.array([wrong]))
