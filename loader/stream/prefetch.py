@@ -105,7 +105,8 @@ class Prefetcher(Generic[_Item]):
             index = shared.next_wanted
             if shared.closed:
                 raise self._not_there(index, timeout_s)
-            if index < shared.next_started and index not in shared.done and index not in shared.doing:
+            known = index in shared.done or index in shared.doing or index in shared.again
+            if index < shared.next_started and not known:  # it failed, and was taken out
                 shared.again.append(index)
                 shared.changed.notify_all()
             while index not in shared.done:

@@ -85,7 +85,8 @@ class Stream(Iterator[Batch]):
 
         Raises:
             DamageError: its samples are damaged; file and sample are named.
-            JobError: it did not arrive in time, or the stream is closed; what is waited for is named.
+            JobError: it did not arrive in time; what is waited for is named.
+            ConfigError: the stream is closed.
         """
         if self._prefetcher is None:
             if self._closed:

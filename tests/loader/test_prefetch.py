@@ -56,6 +56,31 @@ def test_an_error_is_raised_at_its_item_and_the_item_is_tried_again() -> None:
     prefetcher.close(10.0)
 
 
+def test_an_item_that_waits_for_a_thread_is_tried_once() -> None:
+    go_on, seen = threading.Event(), list[int]()
+
+    def produce(index: int, note: Note) -> int:
+        seen.append(index)
+        if index == 0 and seen.count(0) == 1:
+            raise ValueError("item 0")
+        if index:
+            go_on.wait(30)
+        return index
+
+    prefetcher = Prefetcher(produce, 0, 3, 2)
+    while len(seen) < 3:  # both threads are held by items 1 and 2
+        time.sleep(0.001)
+    with pytest.raises(ValueError, match="item 0"):
+        prefetcher.get(10.0)
+    for _ in range(2):  # nobody is free to try it again
+        with pytest.raises(JobError, match="no thread has begun it"):
+            prefetcher.get(0.05)
+    go_on.set()
+    assert [prefetcher.get(10.0) for _ in range(6)] == list(range(6))
+    assert seen.count(0) == 2
+    prefetcher.close(10.0)
+
+
 def test_a_wait_ends_and_names_what_it_waited_for() -> None:
     go_on = threading.Event()
 
