@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["history", "locate", "parse_range", "skip"]
 
 _Folder = click.Path(file_okay=False)
+_MAX_SKIPPED_POSITIONS = 1 << 24  # what goes with them is counted one by one
 
 
 def parse_range(text: str, option: str) -> tuple[int, int]:
@@ -57,6 +58,20 @@ class _Query:
                 "TR-LOCATE-QUESTION", f"{sum(asked)} questions", "tokenreel locate",
                 "exactly one of --step, --position, --document, --grep",
             )  # fmt: skip
+        self._refuse(self.steps is not None and self.grep is None, "--steps", "--grep")
+        self._refuse(self.stop_step is not None and self.document is None, "--stop-step", "--document")
+        self._refuse(self.text and self.step is None and self.position is None, "--text", "--step or --position")
+
+    def check_dataset(self) -> None:
+        """Refuse what only a run can answer."""
+        for value, option in ((self.branch, "--branch"), (self.steps, "--steps"), (self.stop_step, "--stop-step")):
+            self._refuse(value is not None, option, "the folder of a run")
+
+    @staticmethod
+    def _refuse(useless: bool, option: str, needed: str) -> None:
+        """An option that would be passed over in silence is an error."""
+        if useless:
+            raise ConfigError("TR-LOCATE-OPTION", f"{option} goes with {needed}", "tokenreel locate", needed)
 
 
 @click.command()
@@ -102,6 +117,7 @@ def _locate_in_run(view: RunView, query: _Query) -> dict[str, Any]:
     texts = SegmentTexts(view.sources.datasets, roots)
     if query.grep is not None:
         start, stop = (0, view.num_steps) if query.steps is None else parse_range(query.steps, "--steps")
+        view.plan.next_position(stop - 1)  # refuses steps behind the plan's end before anything is read
         return grep_run(view, query.grep, range(start, stop), texts)
     if query.step is not None:
         result = locate_step(view, query.step)
@@ -118,6 +134,7 @@ def _locate_in_dataset(path: Path, query: _Query) -> dict[str, Any]:
     from .shards.dataset import open_dataset
     from .text.roots import parse_roots
 
+    query.check_dataset()
     dataset = open_dataset(path)
     if query.document is not None:
         return document_places(dataset, parse_document(query.document))
@@ -240,6 +257,11 @@ def _future_positions(view: RunView, kind: str, text: str) -> tuple[int, int]:
             "positions that are still to come",
             f"tokenreel rollback {view.paths.root} --to {step}",
         )
+    if stop - start > _MAX_SKIPPED_POSITIONS:
+        raise ConfigError(
+            "TR-SKIP-RANGE", f"{stop - start:,} positions", f"--{kind} {text}",
+            f"at most {_MAX_SKIPPED_POSITIONS:,}; fewer `steps` in the configuration end a run",
+        )  # fmt: skip
     return start, stop
 
 
