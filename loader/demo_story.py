@@ -110,12 +110,22 @@ def _named(documents: Sequence[Mapping[str, Any]], corpus: Path) -> tuple[Named,
     return tuple(out)
 
 
-def _commands(folder: Path, window: Mapping[str, int] | None, named: Sequence[Named]) -> tuple[str, ...]:
+def _verdict(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The rollback that the story is about: the one whose window held the most planted tokens; empty without any."""
+
+    def planted_tokens(event: Mapping[str, Any]) -> int:
+        return int(event.get("sources", {}).get(_PLANTED, {}).get("window_tokens", 0))
+
+    verdicts = [e for e in events if e.get("kind") == "verdict" and e.get("rollback") is not None]
+    return max(verdicts, key=planted_tokens, default={})
+
+
+def _commands(folder: Path, verdict: Mapping[str, Any], named: Sequence[Named]) -> tuple[str, ...]:
     run, data = shlex.quote(str(folder / "run")), shlex.quote(str(folder / "data"))
     commands = [f"tokenreel history {run}"]
-    if window is not None:
-        alarm = window["alarm"]
-        commands.append(f"tokenreel locate {run} --step {alarm} --branch 0")
+    if verdict:
+        alarm = verdict["window"]["alarm"]
+        commands.append(f"tokenreel locate {run} --step {alarm} --branch {verdict['branch']}")
         commands.append(f"tokenreel replay {run} --steps {alarm}:{alarm + 2}")
     if named:
         commands.append(f"tokenreel locate {run} --document {named[0].document}")
@@ -136,10 +146,10 @@ def read_story(folder: Path, told: Mapping[str, Any]) -> Story:
 
     view = open_run(folder / "run")
     events = read_events(view.paths)
-    verdict: Mapping[str, Any] = next((e for e in events if e.get("kind") == "verdict" and "rollback" in e), {})
+    verdict = _verdict(events)
     outcomes = [e for e in events if e.get("kind") == "outcome" and e.get("rollback") == verdict.get("rollback")]
     window = verdict.get("window")
-    recorded_N, final_N = ledger_of(view.paths, 0), view.ledger_N
+    recorded_N, final_N = ledger_of(view.paths, int(verdict.get("branch", 0))), view.ledger_N
     planted = view.sources.names.index(_PLANTED)
     shares: Mapping[str, Mapping[str, Any]] = verdict.get("sources", {})
     own = shares.get(_PLANTED, {"window_tokens": 0, "flagged_tokens": 0})
@@ -173,7 +183,7 @@ def read_story(folder: Path, told: Mapping[str, Any]) -> Story:
         loss_after=losses[2],
         loss_end=_mean_loss(final_N, len(final_N) - _SMOOTH_STEPS, len(final_N)),
         found=planted_tokens > 0 and named_tokens >= 0.9 * planted_tokens,
-        commands=_commands(folder, window, named),
+        commands=_commands(folder, verdict, named),
     )
 
 

@@ -95,8 +95,8 @@ class SpikeConfig:
         max_rollbacks: rollbacks within ``rollback_span_steps`` before giving up.
         rollback_span_steps: see ``max_rollbacks``.
         max_cut_fraction: above this share of the window's tokens drop and replace samples instead of masking.
-        min_flagged_fraction: a smaller share of the window's tokens counts as "almost nothing".
-        confirm: ``continue``: the masked continuation is the test.
+        min_flagged_fraction: up to this share of the window's tokens counts as "almost nothing"; clean windows lose
+        about 1 %. confirm: ``continue``: the masked continuation is the test.
     """
 
     enabled: bool = True
@@ -108,7 +108,7 @@ class SpikeConfig:
     max_rollbacks: int = 3
     rollback_span_steps: int = 10_000
     max_cut_fraction: float = 0.2
-    min_flagged_fraction: float = 0.002
+    min_flagged_fraction: float = 0.02
     confirm: Literal["continue"] = "continue"
     detectors: DetectorConfig = field(default_factory=DetectorConfig)
     attribution: AttributionConfig = field(default_factory=AttributionConfig)

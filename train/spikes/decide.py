@@ -38,11 +38,12 @@ class Raised:
 
 
 def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
-    """Did the loss stay up since the alarm, against the continued trend?
+    """Did the loss stay up since the alarm, against the trend before it?
 
     The mean of all steps must lie ``threshold_z`` deviations above it, and without the highest sixteenth of them still
-    half as far: one wild step of 16 is no spike that stays. A deviation holds the noise of such a mean and the error of
-    the line itself.
+    half as far: one wild step of 16 is no spike that stays. A falling trend is not continued, only its end counts: loss
+    curves flatten, and a line through them promises too much. A deviation holds the noise of such a mean and the error
+    of the line itself.
     """
     finite = sorted(x for x in losses if math.isfinite(x))
     if not finite or len(finite) < len(losses):
@@ -50,14 +51,12 @@ def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: floa
     mean = float(np.mean(finite))
     if trend is None:
         return Raised(mean, None, 0.0, False)
-    ahead = (len(finite) + 1) / 2
-    expected = trend.at(ahead)
-    z = (mean - expected) / math.hypot(trend.scale / math.sqrt(len(finite)), trend.error(ahead))
-    raised = z > threshold_z
+    ahead = 0.0 if trend.slope < 0 else (len(finite) + 1) / 2
+    expected, error = trend.at(ahead), trend.error(ahead)
+    z = (mean - expected) / math.hypot(trend.scale / math.sqrt(len(finite)), error)
     kept = finite[: len(finite) - len(finite) // 16]
-    deviation = math.hypot(trend.scale / math.sqrt(len(kept)), trend.error(ahead))
-    raised = raised and (float(np.mean(kept)) - expected) / deviation > threshold_z / 2
-    return Raised(mean, expected, z, raised)
+    kept_z = (float(np.mean(kept)) - expected) / math.hypot(trend.scale / math.sqrt(len(kept)), error)
+    return Raised(mean, expected, z, z > threshold_z and kept_z > threshold_z / 2)
 
 
 def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:
