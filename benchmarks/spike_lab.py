@@ -1,7 +1,7 @@
 """A small world for the spike benchmarks: real text in packed samples, a model trained on it, poison and innocents.
 
-Sources: the demo's four. Innocents that the model has never seen: C headers (a new source), and the standard library's
-``encodings`` folder (character tables, inside ``stdlib``). Windows hold 3 clean, 6 dirty and 3 clean steps.
+Sources: the demo's four. Innocents that the model has never seen: C and C++ headers (a new source, 6 % of the dirty
+steps), and files of other languages inside ``packages`` (5 %). Windows hold 3 clean, 6 dirty and 3 clean steps.
 
 Legend: B samples, T tokens.
 """
@@ -56,7 +56,7 @@ class Text:
 
     documents: Mapping[str, list[NDArray[np.int64]]]
     headers: list[NDArray[np.int64]]
-    tables: list[NDArray[np.int64]]
+    others: list[NDArray[np.int64]]
     words: list[str]
     tokenizer: SentencepieceTokenizer
 
@@ -89,12 +89,15 @@ def read_text() -> Text:
     tokenizer = SentencepieceTokenizer(model)
     encode = lambda texts: [tokenizer.encode(t)[0].astype(np.int64) for t in texts if len(t) > 24]  # noqa: E731
     documents = {name: encode(texts) for name, texts in raw.items()}
-    include = Path(sysconfig.get_paths()["include"])
-    encodings = Path(sysconfig.get_paths()["stdlib"], "encodings")
+    packages = Path(sysconfig.get_paths()["purelib"])
     words = sorted({w for t in raw["docs"][:500] for w in t.split() if w.isalpha() and 2 < len(w) < 13})
-    read = lambda paths: [cut(p.read_text("utf-8", "ignore")) for p in sorted(paths)]  # noqa: E731
-    headers = encode(read(include.rglob("*.h")) * 2)
-    return Text(documents, headers, encode(read(encodings.glob("*.py"))), words, tokenizer)
+
+    def innocents(suffixes: tuple[str, ...], count: int) -> list[NDArray[np.int64]]:
+        paths = sorted(p for p in packages.rglob("*") if p.suffix in suffixes and 200 < p.stat().st_size < 100_000)
+        return encode([cut(p.read_text("utf-8", "ignore")) for p in r.sample(paths, min(count, len(paths)))])
+
+    headers = innocents((".h", ".hpp", ".cpp", ".c"), 600)
+    return Text(documents, headers, innocents((".cu", ".cuh", ".pyx", ".proto", ".js", ".css"), 250), words, tokenizer)
 
 
 def pieces_of(documents: Iterable[tuple[int, NDArray[np.int64]]]) -> list[Piece]:
@@ -163,11 +166,12 @@ class Bench:
                     by_source[source].append(rest[source].pop())
                     left -= len(by_source[source][-1][1])
             if dirty:
-                for i, d in enumerate(r.sample(self.text.headers, min(len(self.text.headers), 40))):
-                    if sum(len(x) for _, x in by_source[4]) < 0.06 * room:
-                        by_source[4].append((NEW_FROM + i, d))
-                tables = [(NEW_FROM + 10**6 + i, d) for i, d in enumerate(r.sample(self.text.tables, 12))]
-                by_source[0] += tables[:5]
+                for source, share_of, texts in ((4, 0.06, self.text.headers), (1, 0.05, self.text.others)):
+                    taken = 0
+                    for i, tokens in enumerate(r.sample(texts, len(texts))):
+                        if taken < share_of * room and len(tokens) < 0.5 * share_of * room:
+                            by_source[source].append((NEW_FROM + source * 10**6 + i, tokens))
+                            taken += len(tokens)
                 for number, ids in self._poison(r, kinds, int(room * share)):
                     by_source[5 if planted else r.randrange(4)].append((number, ids))
             samples = [s for i, ds in enumerate(by_source) for s in pack(i, pieces_of(ds), trial)]

@@ -113,6 +113,16 @@ def test_a_few_early_segments_are_no_history() -> None:
     assert attribute(columns, CONFIG).whole_sources == (7,)
 
 
+def test_a_handful_of_documents_is_no_verdict_on_a_source() -> None:
+    r = np.random.default_rng(8)
+    window = [_segments(r, 60, s, False, first=10_000 * (s + 1)) for s in range(3)]
+    few = [_segments(r, 2, 7, False, "noise", 10**6), _segments(r, 3, 7, False, None, 10**6 + 50)]
+    found = attribute(concatenate([*_baseline(r), *window, *few]), CONFIG)
+    assert found.odd_share[7] > CONFIG.source_share
+    assert found.whole_sources == ()
+    assert {d for d in found.documents if d >= 10**6} >= {10**6, 10**6 + 1}
+
+
 def test_a_document_is_judged_by_the_token_weighted_mean_of_its_segments() -> None:
     r = np.random.default_rng(3)
     one = _segments(r, 2, 0, False, "noise", 10**6)
