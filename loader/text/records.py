@@ -99,28 +99,27 @@ class _Lines:
 
     def line_at(self, start: int) -> bytes:
         self._advance(start)
-        while (end := self._buffer.find(b"\n")) < 0:
+        begin = unseen = start - self._offset
+        while (end := self._buffer.find(b"\n", unseen)) < 0:
             chunk = self._stream.read(_SKIP_BYTES)
             if not chunk:
                 end = len(self._buffer)
                 break
-            self._buffer += chunk
-        return self._buffer[:end]
+            # The buffer is copied when it is filled, never for a line: thousands of lines may share it.
+            unseen = len(self._buffer) - begin
+            self._buffer, self._offset, begin = self._buffer[begin:] + chunk, start, 0
+        return self._buffer[begin:end]
 
     def _advance(self, start: int) -> None:
-        inside = start - self._offset
-        if inside > len(self._buffer) and self._seekable:
+        """Read on until ``start`` lies in the buffer or at its end."""
+        if start - self._offset > len(self._buffer) and self._seekable:
             self._stream.seek(start)
             self._buffer, self._offset = self._stream.read(1 << 16), start
-            return
-        while inside > len(self._buffer):
+        while start - self._offset > len(self._buffer):
             self._offset += len(self._buffer)
-            inside -= len(self._buffer)
             self._buffer = self._stream.read(_SKIP_BYTES)
             if not self._buffer:
                 raise EOFError(f"stream ends at {self._offset}, record starts at {start}")
-        self._buffer = self._buffer[inside:]
-        self._offset = start
 
 
 def _read_jsonl(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
@@ -165,7 +164,7 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
 
     Raises:
         ConfigError: the file is not there, or the format has no reader.
-        DamageError: the file is not the one that was built: cut short, broken frame, or another record at that place.
+        DamageError: the file is not the one that was built: cut short, broken frame, or no record at that place.
     """
     reader = TEXT_READERS.get(format_name)
     if reader is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..shards.access import check_size
 from .records import RecordPlace, read_texts
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class TextSource:
 
         Raises:
             ConfigError: the file cannot be found.
-            DamageError: it is not the file that was built.
+            DamageError: it is not the file that was built: another size, or no such records in it. What was edited in
+                place without changing either is not noticed; the hash in files.txt would tell.
         """
         entry = self._dataset.input_files()[file]
         root = self._roots.get(entry.source, self._roots.get(""))
@@ -64,7 +66,10 @@ class TextSource:
             )
         settings = self._settings.get(entry.source, {})
         format_name, text_field = str(settings.get("format", "jsonl")), str(settings.get("text", "text"))
-        return read_texts(root / entry.path, format_name, text_field, places)
+        path = root / entry.path
+        if entry.size_bytes >= 0 and path.is_file():
+            check_size(path, path.stat().st_size, entry.size_bytes)
+        return read_texts(path, format_name, text_field, places)
 
 
 def _source_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from support.datasets import DatasetSpec, MadeDataset, decode, make_dataset
 from support.runs import make_run, roll_back, train
 
 from loader.collateral import collateral_of
-from loader.errors import ConfigError
+from loader.errors import ConfigError, DamageError
 from loader.grep import SegmentTexts, grep_dataset, grep_run
 from loader.lookup import document_places, document_steps, locate_positions, locate_step, parse_document
 from loader.order import SkipEntry
@@ -163,6 +163,15 @@ def test_roots_can_be_given_and_are_asked_for(made: MadeDataset, tmp_path: Path)
         assert grep_dataset(dataset, "code 7:", SegmentTexts([dataset], roots))["hits"]
     finally:
         job.write_bytes(saved)
+
+
+def test_an_input_file_of_another_size_is_damage(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path, DatasetSpec(documents={"web": 8}, files_per_source=1))
+    dataset = made.open()
+    (path,) = (made.corpus / "web").iterdir()
+    path.write_bytes(path.read_bytes() + b'{"text": "one more"}\n')
+    with pytest.raises(DamageError, match=path.name):
+        grep_dataset(dataset, "web", SegmentTexts([dataset], {}))
 
 
 def test_collateral_is_counted(made: MadeDataset, view: RunView) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from support.datasets import DatasetSpec, make_dataset
 
 from loader.errors import ConfigError, DamageError
+from loader.text import records
 from loader.text.records import RecordPlace, document_id, document_ids, parse_json_text, read_texts
 
 _NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -42,6 +44,18 @@ def test_every_record_is_read_again(tmp_path: Path, suffix: str) -> None:
         assert read_texts(made.corpus / "web" / path, "jsonl", "text", list(wanted)[::-1]) == wanted
         last = max(wanted)
         assert read_texts(made.corpus / "web" / path, "jsonl", "text", [last]) == {last: wanted[last]}
+
+
+@given(st.data(), st.lists(st.text("ab", max_size=30), min_size=1, max_size=12), st.integers(1, 40), st.booleans())
+def test_lines_are_found_over_every_buffer_border(
+    data: st.DataObject, lines: list[str], buffer_bytes: int, seekable: bool
+) -> None:
+    starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    wanted = sorted(data.draw(st.sets(st.integers(0, len(lines) - 1), min_size=1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_SKIP_BYTES", buffer_bytes)
+        reader = records._Lines(io.BytesIO("\n".join(lines).encode()), seekable)
+        assert [reader.line_at(starts[number]).decode() for number in wanted] == [lines[number] for number in wanted]
 
 
 def test_parquet_rows_are_read_by_row_group(tmp_path: Path) -> None:
