@@ -234,7 +234,7 @@ def _makers(
     def sample() -> tuple[PipelineStep, ...]:
         from .tokenizer_stage import SampleTexts
 
-        return (SampleTexts(job, folders["choose"], folders["sample"]),)
+        return (SampleTexts(job, (folders["sign"], folders["choose"], folders["sample"])),)
 
     def tokenizer() -> tuple[PipelineStep, ...]:
         from .tokenizer_stage import MakeTokenizer
@@ -244,7 +244,8 @@ def _makers(
     def tokenize() -> tuple[PipelineStep, ...]:
         from .tokenize import TokenizeDocuments
 
-        return (TokenizeDocuments(job, (folders["decide"], folders["tokenizer"], folders["tokenize"])),)
+        places = (folders["sign"], folders["decide"], folders["tokenizer"], folders["tokenize"])
+        return (TokenizeDocuments(job, places),)
 
     def mix() -> tuple[PipelineStep, ...]:
         from .mix_stage import MixDocuments

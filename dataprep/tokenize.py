@@ -21,12 +21,12 @@ import numpy as np
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
-from loader.errors import RefusedError
 from loader.files import write_atomic
 from loader.shards.layout import token_dtype
 from loader.text.records import document_ids
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
+from .dedup.signatures import load_summary
 from .documents import DocumentBatch, Status
 from .formats import ReadOptions, read_file
 from .job import Job, npy_bytes
@@ -71,21 +71,21 @@ class _Run:
 
 
 class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
-    """See the module. ``folders``: the decide and the tokenizer stage's, and the one to write to."""
+    """See the module. ``folders``: the sign, the decide and the tokenizer stage's, and the one to write to."""
 
     name = "tokenize documents"
     type = "tokenreel"
 
-    def __init__(self, job: Job, folders: tuple[Path, Path, Path]) -> None:
+    def __init__(self, job: Job, folders: tuple[Path, Path, Path, Path]) -> None:
         super().__init__()
         self.job = job
-        self.decided, self.tokenizer_stage, self.out = folders
+        self.signed, self.decided, self.tokenizer_stage, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Tokenise file ``rank``.
 
         Raises:
-            RefusedError: the file is not the one that was deduplicated.
+            RefusedError: the file is not, to the byte, the one that was deduplicated.
         """
         tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
         status_R = np.load(self.decided / f"status.{rank:05d}.npy", allow_pickle=False)
@@ -94,10 +94,6 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         write_atomic(self.out / f"tokens.{rank:05d}.bin", self._runs(rank, tokenizer, status_R, tables))
         check_unchanged([self.job.raw[rank]])
         table_D = np.concatenate([np.zeros(0, TOKENISED_DTYPE), *tables])
-        wanted = int(np.isin(status_R, (Status.KEPT, Status.HELD_OUT)).sum())
-        if len(table_D) != wanted:
-            message = f"{len(table_D)} documents were read again, {wanted} were kept"
-            raise RefusedError("TR-INPUT-CHANGED", message, self.job.raw[rank].path, "the file that was deduplicated")
         table_D = table_D[np.lexsort((table_D["key"], table_D["split"]))]
         write_atomic(self.out / f"documents.{rank:05d}.npy", npy_bytes(table_D))
         self.stat_update("documents", value=len(table_D), unit="file")
@@ -112,7 +108,8 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
         run, place = _Run(), 0
         if keep_R.any():
-            for batch in read_file(self.job.inputs[file], file, options=options, keep_R=keep_R):
+            expected = load_summary(self.signed, file)
+            for batch in read_file(self.job.inputs[file], file, options=options, keep_R=keep_R, expected=expected):
                 self._add_batch(batch, tokenizer, status_R, run)
                 if run.num_tokens >= _RUN_TOKENS:
                     yield self._flush(run, place, tokenizer, tables)

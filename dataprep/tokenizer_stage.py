@@ -30,6 +30,7 @@ from loader.text.records import document_ids
 from loader.text.tokenizers import write_tokenizer
 
 from .config import SentencepieceTrainConfig, TokenizerConfig
+from .dedup.signatures import load_summary
 from .documents import Status
 from .formats import ReadOptions, read_file
 from .job import Job, npy_bytes
@@ -110,15 +111,18 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
     name = "sample texts"
     type = "tokenreel"
 
-    def __init__(self, job: Job, chosen: Path, out: Path) -> None:
-        """``chosen``: the choose stage's folder; ``out``: the one to write to."""
+    def __init__(self, job: Job, folders: tuple[Path, Path, Path]) -> None:
+        """``folders``: the sign and the choose stage's, and the one to write to."""
         super().__init__()
         self.job = job
-        self.chosen = chosen
-        self.out = out
+        self.signed, self.chosen, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """See the class."""
+        """See the class.
+
+        Raises:
+            RefusedError: the file is not, to the byte, the one that was signed.
+        """
         inputs = self.job.inputs[rank]
         records = np.load(self.chosen / f"records.{rank:05d}.npy", allow_pickle=False)
         tables = []
@@ -127,7 +131,8 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
             keep_R[records] = True
             check_unchanged([self.job.raw[rank]])
             options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
-            for batch in read_file(inputs, rank, options=options, keep_R=keep_R):
+            expected = load_summary(self.signed, rank)
+            for batch in read_file(inputs, rank, options=options, keep_R=keep_R, expected=expected):
                 ids_D = document_ids(inputs.source, inputs.path, batch.record_N, self.job.config.seed)
                 keys_D = document_keys(ids_D, self.job.config.seed, "tokenizer sample")
                 tables.append(pa.table({"key": pa.array(keys_D), "text": batch.text}))

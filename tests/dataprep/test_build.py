@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from support.corpora import Corpus, make_corpus, write_config
 
-from dataprep import account, pipeline, publish, tokenize
+from dataprep import account, pipeline, publish, tokenize, tokenizer_stage
 from dataprep.formats import ReadOptions
+from dataprep.job import Job
 from dataprep.pipeline import Pipeline
 from dataprep.run import prepare, run_build
 from loader.cli import main
 from loader.cli_options import Output
+from loader.errors import RefusedError
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
 from loader.text.records import document_id
@@ -375,7 +378,8 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
         monkeypatch.setattr(tokenize, "_RUN_TOKENS", run_tokens)
         monkeypatch.setattr(tokenize, "ReadOptions", lambda line_limit_bytes: ReadOptions(line_limit_bytes, 2000))
         out = tmp_path / str(run_tokens)
-        step = tokenize.TokenizeDocuments(stages.job, (stages.folder("decide"), stages.folder("tokenizer"), out))
+        folders = [stages.folder(name) for name in ("sign", "decide", "tokenizer")]
+        step = tokenize.TokenizeDocuments(stages.job, (*folders, out))
         list(step.run(None, 0, 4))
         table_D = np.load(out / "documents.00000.npy")
         tokens_T = np.fromfile(out / "tokens.00000.bin", tokenize.stored_dtype(tokenizer))
@@ -387,6 +391,31 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
             text = built.corpus.texts[inputs.source, inputs.path, int(row["record"])].encode()
             place = int(row["place"])
             assert tokenizer.decode_bytes(tokens_T[place : place + int(row["num_tokens"])]) == text
+
+
+def test_input_changed_behind_an_unchanged_size_and_time_is_refused(built: Built, tmp_path: Path) -> None:
+    """Every later read sees the very bytes that were signed, whatever the file's attributes say."""
+    stages = prepare(built.config, (), read_only=True).pipeline
+    place = tmp_path / "a.jsonl"
+    place.write_bytes(stages.job.inputs[0].location.read_bytes())
+    status = place.stat()
+    inputs = (replace(stages.job.inputs[0], root=str(tmp_path)), *stages.job.inputs[1:])
+    raw = replace(stages.job.raw[0], path=str(place), mtime_ns=status.st_mtime_ns)
+    job = Job(stages.job.config, inputs, (raw, *stages.job.raw[1:]))
+    sign, decide, choose, tokenizer = (stages.folder(name) for name in ("sign", "decide", "choose", "tokenizer"))
+    steps = (
+        tokenizer_stage.SampleTexts(job, (sign, choose, tmp_path / "sample")),
+        tokenize.TokenizeDocuments(job, (sign, decide, tokenizer, tmp_path / "tokenize")),
+    )
+    for step in steps:
+        list(step.run(None, 0, 4))
+    data = place.read_bytes()
+    place.write_bytes(data.replace(b'"id": 40', b'"id": 41'))
+    assert place.stat().st_size == status.st_size
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for step in steps:
+        with pytest.raises(RefusedError, match="TR-INPUT-CHANGED"):
+            list(step.run(None, 0, 4))
 
 
 def test_example_configuration_builds(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,9 +463,7 @@ class TestMistakes:
         config = write_config(tmp_path / "c.yaml", built.corpus, mix={"ratios": {"web": 1, "wb": 1}})
         assert "'wb'" in self.check(capsys, config, 2, "TR-CONFIG-INVALID")["message"]
 
-    @pytest.mark.parametrize(
-        "change", ["sources.web.format=docx", "dedup.methods=[exact, guess]", "pack.strategy=worst_fit"]
-    )
+    @pytest.mark.parametrize("change", ["sources.web.format=docx", "pack.strategy=worst_fit"])
     def test_names_that_no_table_knows(
         self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
     ) -> None:
