@@ -48,21 +48,19 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
 
 
 def check_names(config: BuildConfig) -> None:
-    """Refuse names that no table knows: formats, dedup methods, packing strategies.
+    """Refuse names that no table knows: formats, packing strategies.
 
     Apart from reading the configuration, because the tables import the code that they name, and that takes long.
 
     Raises:
         ConfigError: ``TR-CONFIG-NAME``, with the names there are.
     """
-    from .dedup import METHODS
     from .formats import FORMATS
     from .pack import PACKERS
 
     wanted: list[tuple[str, str, Mapping[str, object]]] = [
         (f"sources.{name}.format", source.format, FORMATS) for name, source in config.sources.items()
     ]
-    wanted += [("dedup.methods", method, METHODS) for method in config.dedup.methods]
     wanted += [("pack.strategy", config.pack.strategy, PACKERS)]
     for place, name, table in wanted:
         if name not in table:

@@ -61,6 +61,7 @@ def test_rank_overrides_place() -> None:
         ("run.workers=0", "workers: from 1"),
         ("holdout.fraction=1", "fraction"),
         ("dedup.threshold=0", "threshold"),
+        ("dedup.methods=[exact, guess]", "dedup.methods: no method 'guess'; there are exact, minhash"),
     ],
 )
 def test_wrong_values_are_named(tmp_path: Path, override: str, message: str) -> None:
