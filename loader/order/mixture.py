@@ -87,6 +87,14 @@ class Mixture:
             ValueError: a position is negative or not below 2^36.
         """
         positions_N = _checked(positions_N)
+        if len(self.sources) == 1:
+            return np.zeros(len(positions_N), np.int32), positions_N.copy()
+        if _is_run(positions_N):
+            first = int(positions_N[0]) >> _BLOCK_BITS
+            source_UP, rank_UP = self._blocks(first, np.arange(first, (int(positions_N[-1]) >> _BLOCK_BITS) + 1))
+            start = int(positions_N[0]) - (first << _BLOCK_BITS)
+            inside = slice(start, start + len(positions_N))
+            return source_UP.reshape(-1)[inside].copy(), rank_UP.reshape(-1)[inside].copy()
         source_N, rank_N = np.empty(len(positions_N), np.int32), np.empty(len(positions_N), np.int64)
         for here, row_N, source_UP, rank_UP in self._blocks_of(positions_N >> _BLOCK_BITS):
             inside_N = (positions_N[here] & (BLOCK - 1)) | (row_N << _BLOCK_BITS)
@@ -97,6 +105,8 @@ class Mixture:
     def position_of(self, source: int, ranks_N: _Ints) -> _Ints:
         """The position of each rank of ``source``, inverting :meth:`locate`; -1 for a rank that is never reached."""
         ranks_N = np.asarray(ranks_N, np.int64)
+        if len(self.sources) == 1:
+            return np.where(ranks_N < POSITION_LIMIT, ranks_N, -1)
         slots_N = self._slot_of(int(self._leaf_of_S[source]), ranks_N)
         found = np.flatnonzero(slots_N >= 0)
         positions_N = np.full(len(ranks_N), -1, np.int64)
@@ -198,15 +208,17 @@ class Mixture:
         first_U1 = (block_U << _BLOCK_BITS)[:, None]
         leaf_M, rank_M = self._locate_slots((first_U1 + _INSIDE_P).reshape(-1))
         row_U1 = np.arange(len(block_U))[:, None]
-        leaf_at_UP = leaf_M[self._shuffle.slots_UP(block_U) + (row_U1 << _BLOCK_BITS)]
-        # of one block and leaf, the ascending ranks go to the ascending positions
-        group_U1 = row_U1 * len(self.sources)
+        # of one block and leaf, the ascending ranks go to the ascending positions; numpy sorts 16-bit numbers by radix
         num_groups = len(block_U) * len(self.sources)
-        of_positions = _stable_order((leaf_at_UP + group_U1).reshape(-1), num_groups)
-        of_slots = _stable_order((leaf_M.reshape(leaf_at_UP.shape) + group_U1).reshape(-1), num_groups)
+        leaf_UP = leaf_M.astype(np.uint16 if num_groups <= 1 << 16 else np.int64).reshape(len(block_U), BLOCK)
+        leaf_at_UP = leaf_UP.reshape(-1)[self._shuffle.slots_UP(block_U) + (row_U1 << _BLOCK_BITS)]
+        source_UP = self._source_of_D[leaf_at_UP]
+        group_U1 = (row_U1 * len(self.sources)).astype(leaf_UP.dtype)
+        np.add(leaf_UP, group_U1, out=leaf_UP)
+        np.add(leaf_at_UP, group_U1, out=leaf_at_UP)
         rank_at_M = np.empty_like(rank_M)
-        rank_at_M[of_positions] = rank_M[of_slots]
-        return self._source_of_D[leaf_at_UP], rank_at_M.reshape(leaf_at_UP.shape)
+        rank_at_M[leaf_at_UP.argsort(axis=None, kind="stable")] = rank_M[leaf_UP.argsort(axis=None, kind="stable")]
+        return source_UP, rank_at_M.reshape(source_UP.shape)
 
 
 class _BlockShuffle:
@@ -232,9 +244,12 @@ class _BlockShuffle:
         return slots_UP
 
 
-def _stable_order(groups_M: _Ints, num_groups: int) -> _Ints:
-    """Stable argsort; numpy sorts 16-bit numbers by radix."""
-    return np.argsort(groups_M.astype(np.uint16) if num_groups <= 1 << 16 else groups_M, kind="stable")
+def _is_run(positions_N: _Ints) -> bool:
+    """Whether these are consecutive positions, in no more blocks than are evaluated at once."""
+    num = len(positions_N)
+    if not num or num > (_BLOCKS_AT_ONCE - 1) * BLOCK or int(positions_N[-1]) - int(positions_N[0]) != num - 1:
+        return False
+    return bool((positions_N[1:] > positions_N[:-1]).all())
 
 
 def _checked(positions_N: _Ints) -> _Ints:

@@ -141,10 +141,11 @@ class OrderSet:
 
     def _index_in(self, joined: _Joined, source_N: NDArray[np.int32], raw_N: _Ints) -> _Ints | None:
         """Where the raw indices lie in the tables; None if one of them does not."""
-        index_N: _Ints = raw_N - joined.low_S[source_N]
-        if (index_N.view(np.uint64) >= joined.span_S[source_N]).any():  # a negative one is huge
+        which = source_N if len(self.orders) > 1 else slice(None)  # one source broadcasts: nothing to gather
+        index_N: _Ints = raw_N - joined.low_S[which]
+        if (index_N.view(np.uint64) >= joined.span_S[which]).any():  # a negative one is huge
             return None
-        index_N += joined.start_S[source_N]
+        index_N += joined.start_S[which]
         return index_N
 
     def _one_by_one(self, source_N: NDArray[np.int32], raw_N: _Ints) -> _Ints:

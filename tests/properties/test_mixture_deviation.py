@@ -222,3 +222,28 @@ def test_no_source_is_pinned_to_a_place_in_the_block() -> None:
     assert np.abs(share_P - 0.5).max() < 5 * 0.5 / 20
     runs = np.diff(np.flatnonzero(np.diff(source_N)))
     assert 1.8 < runs.mean() < 2.2
+
+
+@pytest.mark.parametrize("lists", [[[1.0]], [[5.0, 3.0]], [[1.0] * 200]])
+@given(start=st.integers(0, 5000) | st.integers(POSITION_LIMIT - 1500, POSITION_LIMIT - 1100), num=st.integers(0, 1100))
+@settings(max_examples=15)
+def test_a_run_reads_what_scattered_positions_read(lists: list[WeightList], start: int, num: int) -> None:
+    mixture = mixture_of(lists, [0], 3)
+    positions_N = np.arange(start, start + num)
+    source_N, rank_N = mixture.locate(positions_N)
+    turned_N = np.random.default_rng(num).permutation(num)
+    scattered = mixture_of(lists, [0], 3).locate(positions_N[turned_N])
+    assert np.array_equal(source_N[turned_N], scattered[0])
+    assert np.array_equal(rank_N[turned_N], scattered[1])
+    source_N[:], rank_N[:] = -1, -1  # the caller's own: what is kept inside stays as it was
+    again = mixture.locate(positions_N)
+    assert np.array_equal(again[0][turned_N], scattered[0])
+    for source in np.unique(scattered[0]).tolist():
+        mine = scattered[0] == source
+        found_N = mixture.position_of(source, scattered[1][mine])
+        assert np.array_equal(found_N, positions_N[turned_N][mine])
+    if len(lists[0]) == 1:
+        assert mixture.position_of(0, np.array([POSITION_LIMIT - 1, POSITION_LIMIT])).tolist() == [
+            POSITION_LIMIT - 1,
+            -1,
+        ]
