@@ -69,8 +69,11 @@ class Text:
         return [self.tokenizer.decode_bytes([t]) for t in range(self.tokenizer.vocab_size)]
 
 
-def read_text() -> Text:
-    """The text of this installation; documents are cut to log-normal lengths, so short and long segments both occur."""
+def read_text(with_innocents: bool) -> Text:
+    """The text of this installation, with or without innocents (they take a walk over all packages).
+
+    Documents are cut to log-normal lengths, so that short and long segments both occur.
+    """
     r = random.Random(0)
 
     def cut(text: str) -> str:
@@ -79,9 +82,10 @@ def read_text() -> Text:
         return text[start : start + size]
 
     caps = CorpusCaps(3_000_000, 3_000_000, 1_200_000, 1_200_000, package_bytes=120_000)
-    raw = {name: [cut(text) for _, text in records] for name, records in gather(caps).items()}
+    gathered = gather(caps)
+    raw = {name: [cut(text) for _, text in records] for name, records in gathered.items()}
     for name in ("stdlib", "packages", "meta"):  # more, shorter documents
-        raw[name] += [cut(text) for _, text in gather(caps)[name] for _ in range(3)]
+        raw[name] += [cut(text) for _, text in gathered[name] for _ in range(3)]
     model = train_sentencepiece(
         iter([t for texts in raw.values() for t in texts[:400]]),
         SentencepieceTrainConfig(vocab_size=VOCABULARY, sample_bytes=2_000_000),
@@ -89,12 +93,12 @@ def read_text() -> Text:
     tokenizer = SentencepieceTokenizer(model)
     encode = lambda texts: [tokenizer.encode(t)[0].astype(np.int64) for t in texts if len(t) > 24]  # noqa: E731
     documents = {name: encode(texts) for name, texts in raw.items()}
-    packages = Path(sysconfig.get_paths()["purelib"])
     words = sorted({w for t in raw["docs"][:500] for w in t.split() if w.isalpha() and 2 < len(w) < 13})
+    paths = sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*")) if with_innocents else []
 
     def innocents(suffixes: tuple[str, ...], count: int) -> list[NDArray[np.int64]]:
-        paths = sorted(p for p in packages.rglob("*") if p.suffix in suffixes and 200 < p.stat().st_size < 100_000)
-        return encode([cut(p.read_text("utf-8", "ignore")) for p in r.sample(paths, min(count, len(paths)))])
+        known = [p for p in paths if p.suffix in suffixes and 200 < p.stat().st_size < 100_000]
+        return encode([cut(p.read_text("utf-8", "ignore")) for p in r.sample(known, min(count, len(known)))])
 
     headers = innocents((".h", ".hpp", ".cpp", ".c"), 600)
     return Text(documents, headers, innocents((".cu", ".cuh", ".pyx", ".proto", ".js", ".css"), 250), words, tokenizer)

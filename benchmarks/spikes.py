@@ -140,13 +140,14 @@ def _cpu_s(work: Callable[[Batch], object], batches: list[Batch]) -> float:
 
 def cost_rows() -> Iterator[Row]:
     """Steps of training that scoring one step costs; Gram against tiles against the whole gradient."""
-    bench, run = Bench(_text(), 0), Run(0)
-    batches = [bench.clean(step) for step in range(9)]
+    text = _text(False)
+    bench, run = Bench(text, 0), Run(0)
+    batches = [bench.clean(step) for step in range(7)]
     step_s = _cpu_s(run.step, batches)
-    token_bytes, frozen = _text().token_bytes(), run.frozen()
+    token_bytes, frozen = text.token_bytes(), run.frozen()
     score_s = _cpu_s(lambda batch: score_batch(frozen, batch, token_bytes, False), batches)
     yield row("attribution, five pieces of evidence", score_s / step_s, "steps per window step", target="<= 1.1")
-    columns = concatenate([score_batch(frozen, batch, token_bytes, step < 7) for step, batch in enumerate(batches)])
+    columns = concatenate([score_batch(frozen, batch, token_bytes, step < 5) for step, batch in enumerate(batches)])
     start = time.process_time()
     attribute(columns, AttributionConfig())
     yield row(f"the rule itself, {len(columns)} segments", time.process_time() - start, "CPU s")
@@ -168,8 +169,8 @@ def cost_rows() -> Iterator[Row]:
 
 
 @functools.cache
-def _text() -> Any:
-    return read_text()
+def _text(with_innocents: bool) -> Any:
+    return read_text(with_innocents)
 
 
 def two_scores(c: SegmentColumns) -> NDArray[np.bool_]:
@@ -191,11 +192,12 @@ def two_scores(c: SegmentColumns) -> NDArray[np.bool_]:
 def attribution_rows(seeds: int, say: Callable[[str], None]) -> Iterator[Row]:
     """Ten trials a seed: each kind scattered over the sources, all kinds scattered, all kinds in a planted source."""
     trials = [((kind,), False) for kind in KINDS] + [(tuple(KINDS), False), (tuple(KINDS), True)]
-    token_bytes, config = _text().token_bytes(), AttributionConfig()
+    text = _text(True)
+    token_bytes, config = text.token_bytes(), AttributionConfig()
     sums = {name: np.zeros(5) for name in ("ours", "two")}
     kinds: dict[str, Floats] = {}
     for seed in range(seeds):
-        bench = Bench(_text(), seed)
+        bench = Bench(text, seed)
         frozen = train_base(bench, BASE_STEPS, say).frozen()
         clean = range(BASE_STEPS - BASELINE_STEPS, BASE_STEPS)
         baseline = [score_batch(frozen, bench.clean(step), token_bytes, True) for step in clean]
