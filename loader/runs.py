@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DamageError
+from .errors import ConfigError, DamageError
 from .ledger import LedgerWriter, ledger_dtype, ledger_path, list_attempts, read_ledger_file
 from .run_folder import (
     RunPaths,
@@ -160,7 +160,7 @@ def read_skips(paths: RunPaths, branch: int | None = None) -> list[SkipEntry]:
     """The skip entries that a branch saw (default: the current one), number 1 first.
 
     Raises:
-        DamageError: an entry is damaged or missing.
+        DamageError: an entry is damaged or missing, or says what no entry can.
     """
     from .order.skips import SkipEntry
 
@@ -168,7 +168,14 @@ def read_skips(paths: RunPaths, branch: int | None = None) -> list[SkipEntry]:
     branches = read_branches(paths)
     if branch is not None and branch + 1 < len(branches):
         values = values[: branches[branch + 1].first_skip - 1]
-    return [SkipEntry.from_json(value) for value in values]
+    entries = []
+    for number, value in enumerate(values, 1):
+        try:
+            entries.append(SkipEntry.from_json(value))
+        except ConfigError as error:
+            place = str(_skip_path(paths, number))
+            raise DamageError("TR-SKIP-FILE", error.message, place, error.expected) from error
+    return entries
 
 
 def materialise_skips(paths: RunPaths) -> int:
