@@ -65,14 +65,16 @@ class SegmentTexts:
     def with_text(self, sources: Sources, samples: list[dict[str, Any]]) -> None:
         """Add ``text`` (bytes that are no whole character become U+FFFD) to each segment of located samples."""
         records: dict[_Record, list[dict[str, Any]]] = defaultdict(list)
+        file_numbers: dict[str, dict[str, int]] = {}
         for sample in samples:
-            dataset = sources.dataset_of[sources.names.index(sample["source"])]
-            files = [file.path for file in sources.datasets[dataset].input_files()]
-            info = sources.info(sample["source"])
+            name = sample["source"]
+            dataset = sources.dataset_of[sources.names.index(name)]
+            if name not in file_numbers:
+                files = enumerate(sources.datasets[dataset].input_files())
+                file_numbers[name] = {file.path: number for number, file in files if file.source == name}
             for segment in sample["segments"]:
-                file = files.index(segment["file"], info.file_start, info.file_stop)
                 place = RecordPlace(segment["record_start"], segment["record"])
-                records[_Record(dataset, file, place)].append(segment)
+                records[_Record(dataset, file_numbers[name][segment["file"]], place)].append(segment)
         for record, text in self.read(records).items():
             for segment in records[record]:
                 piece = text[segment["byte_start"] : segment["byte_stop"]]
