@@ -123,7 +123,7 @@ def list_attempts(folder: Path, branch: int) -> list[int]:
     attempts = []
     branch_folder = folder / f"{branch}"
     for path in branch_folder.iterdir() if branch_folder.is_dir() else ():
-        if path.suffix != ".bin" or not path.stem.isdigit() or path.stem != str(int(path.stem)):
+        if path.suffix != ".bin" or not path.stem.isdecimal() or path.stem != str(int(path.stem)):
             raise DamageError("TR-LEDGER-FOREIGN", "a file that the ledger did not write", str(path), "<attempt>.bin")
         attempts.append(int(path.stem))
     return sorted(attempts)

@@ -189,11 +189,6 @@ class Dataset:
             docs_hash=shard["docs_hash"].tobytes().hex(),
         )
 
-    def shard_row(self, source: str, shard: int) -> int:
-        """Row of shards.npy of shard number ``shard`` of a source."""
-        self._check_source(source)
-        return self._first_row[source] + shard
-
     def _check_source(self, source: str) -> None:
         if source not in self._samples_K:
             raise ConfigError(
