@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader.canonical import canonical_json, digest_of
-from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
+from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError, file_system_error
 from loader.files import hash_file, remove_stale_temporaries, write_atomic
 
 if TYPE_CHECKING:
@@ -241,8 +241,9 @@ def record_error(folder: Path, rank: int, error: BaseException) -> None:
     """Leave ``error`` of task ``rank`` where the supervising process finds it (as JSON: it may come from any
     machine).
     """
-    if isinstance(error, TokenreelError):
-        content: dict[str, object] = {"tokenreel": error.to_json()}
+    known = error if isinstance(error, TokenreelError) else file_system_error(error)
+    if known is not None:
+        content: dict[str, object] = {"tokenreel": known.to_json()}
     else:
         lines = traceback.format_exception(error)
         content = {"kind": type(error).__name__, "message": str(error)[:2000], "traceback": "".join(lines)[-8000:]}

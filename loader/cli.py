@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from .errors import ConfigError, TokenreelError
+from .errors import ConfigError, TokenreelError, file_system_error
 from .yaml_tree import did_you_mean
 
 __all__ = ["VERBS", "check_packages", "group", "main"]
@@ -130,11 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()
-        place = _innermost(error)
-        message = f"unexpected {type(error).__name__}: {error}"
-        return _fail(
-            TokenreelError("TR-INTERNAL", message, place, None, "the same command after `tokenreel --debug`"), words
-        )
+        return _fail(file_system_error(error) or _unexpected(error), words)
     return result if isinstance(result, int) else 0
 
 
@@ -142,6 +138,11 @@ def _usage_error(error: click.ClickException) -> ConfigError:
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "tokenreel"
     return ConfigError("TR-USAGE", error.format_message(), None, None, f"{command} --help")
+
+
+def _unexpected(error: Exception) -> TokenreelError:
+    message = f"unexpected {type(error).__name__}: {error}"
+    return TokenreelError("TR-INTERNAL", message, _innermost(error), None, "the same command after `tokenreel --debug`")
 
 
 def _innermost(error: Exception) -> str | None:

@@ -5,7 +5,29 @@ Exit codes: 1 the job failed, 2 usage or configuration, 3 damage found, 4 refuse
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DamageError", "JobError", "RefusedError", "TokenreelError"]
+import errno
+
+__all__ = ["ConfigError", "DamageError", "JobError", "RefusedError", "TokenreelError", "file_system_error"]
+
+_FILE_SYSTEM = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMFILE,
+        errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
 
 
 class TokenreelError(Exception):
@@ -82,3 +104,18 @@ class RefusedError(TokenreelError):
     """Everything is intact, but it is not what this command may work on (another digest): exit code 4."""
 
     exit_code = 4
+
+
+def file_system_error(error: BaseException) -> JobError | None:
+    """What the file system refused (full, read-only, no permission, no such folder), for the user; None if it is
+    another error.
+    """
+    if not isinstance(error, OSError) or error.errno not in _FILE_SYSTEM:
+        return None
+    return JobError(
+        "TR-FILE-SYSTEM",
+        f"the file system refuses: {error.strerror}",
+        None if error.filename is None else str(error.filename),
+        "a place that can be written, with room",
+        "mend that, then the same command again: what was finished is kept",
+    )

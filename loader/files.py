@@ -43,7 +43,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write ``data`` to ``path`` so that readers see the old file or the whole new one, also after a power loss.
 
     Raises:
-        OSError: the file system refused (disk full, read-only, ...); the temporary file is removed.
+        OSError: the file system refused (disk full, read-only, ...); it names the file, the temporary one is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -54,7 +54,9 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failing write does not say where
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)

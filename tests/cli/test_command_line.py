@@ -17,7 +17,7 @@ import pytest
 
 from loader import cli
 from loader.cli_options import CommonOptions, Output, common_options, output_options
-from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
+from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError, file_system_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,6 +85,25 @@ def test_an_unexpected_error_is_one_line_unless_debugged(
     assert "Traceback" not in err
     assert cli.main(["--debug", "train"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [FileExistsError, NotADirectoryError, PermissionError, FileNotFoundError])
+def test_what_the_file_system_refuses_is_named_by_its_place(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str], kind: type[OSError]
+) -> None:
+    number = {FileExistsError: 17, NotADirectoryError: 20, PermissionError: 13, FileNotFoundError: 2}[kind]
+
+    def fail() -> None:
+        raise kind(number, "refused", "/some/where")
+
+    verb(fail)
+    assert cli.main(["train"]) == 1
+    assert capsys.readouterr().err.startswith("TR-FILE-SYSTEM: the file system refuses: refused\n  at: /some/where\n")
+
+
+def test_an_error_of_a_connection_is_none_of_the_file_system() -> None:
+    assert file_system_error(ConnectionResetError(104, "reset")) is None
+    assert file_system_error(OSError("without a number")) is None
 
 
 def test_results_go_to_stdout_and_remarks_to_stderr(

@@ -72,6 +72,12 @@ class TestEngine:
         )
         assert attempts_of(stage)[2] == 1
 
+    def test_full_disk_is_named_as_such_and_the_stage_goes_on_later(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(JobError, match=r"stage work, rank 1: .*No space left on device") as caught:
+            run_stage(make_stage(tmp_path, (1, "full")), make_engine(name, EngineOptions(workers=1)))
+        assert (caught.value.code, caught.value.place) == ("TR-FILE-SYSTEM", "/somewhere/out")
+        assert run_stage(make_stage(tmp_path), make_engine(name, EngineOptions(workers=1)))
+
     def test_unexpected_exception_names_stage_rank_and_log(
         self, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:

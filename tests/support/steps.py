@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ class Work(PipelineStep):
             os._exit(77)
         if kind == "damage":
             raise DamageError("TR-TEST-DAMAGED", "a broken record", "file.jsonl", "a whole one", "look")
+        if kind == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/out")
         if kind == "value":
             raise ValueError("seven is no colour")
         write_atomic(self.folder / f"out-{rank}", f"{rank} of {world_size}".encode())
