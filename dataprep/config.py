@@ -36,6 +36,7 @@ __all__ = [
 _MAX_SOURCES = 256
 _OPT_OUT = frozenset({"dedup", "exact", "minhash"})
 _MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
+_MAX_RATIO = 1e9
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
@@ -51,7 +52,8 @@ class SourceConfig:
 
     Attributes:
         root: folder of the files, relative to the folder of the configuration file.
-        paths: glob patterns relative to ``root``; ``**`` crosses folders. A source that matches nothing is an error.
+        paths: glob patterns relative to ``root``; ``**`` crosses folders, but no links to folders: name those. A
+            source that matches nothing is an error.
         format: a key of ``dataprep.formats.FORMATS``.
         text: the field that holds the document's text.
         rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
@@ -72,6 +74,8 @@ class SourceConfig:
         for pattern in self.paths:
             if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
                 problems.append(f"paths: {pattern!r} must stay below root")
+            if any("**" in part and part != "**" for part in pattern.split("/")):
+                problems.append(f"paths: {pattern!r}: ** stands between slashes alone")
         unknown = sorted(set(self.opt_out) - _OPT_OUT)
         if unknown:
             problems.append(f"opt_out: unknown method {unknown[0]!r}; any of {', '.join(sorted(_OPT_OUT))}")
@@ -127,7 +131,7 @@ class MixConfig:
     """Shares by tokens.
 
     Attributes:
-        ratios: source -> share of the plan, any positive scale; ``null`` keeps every source whole.
+        ratios: source -> share of the plan, any scale from 1e-9 to 1e9; ``null`` keeps every source whole.
         total_tokens: length of the plan; ``null`` with ratios = the longest plan within everybody's ``max_epochs`` (1
             if not given).
         max_epochs: source -> how often its documents may be seen.
@@ -145,8 +149,8 @@ class MixConfig:
         if self.total_tokens is not None and self.total_tokens <= 0:
             problems.append("total_tokens: positive")
         for name, ratio in (self.ratios or {}).items():
-            if not 0 < ratio < float("inf"):
-                problems.append(f"ratios: {name} must be positive and finite")
+            if not 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
+                problems.append(f"ratios: {name} must be positive, from 1e-9 to 1e9")
         for name, epochs in self.max_epochs.items():
             if not 0 < epochs < float("inf"):
                 problems.append(f"max_epochs: {name} must be positive and finite")
@@ -222,14 +226,20 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if not self.output.strip("/. "):
+        if not self.output.strip("/. ") or not self.output.isprintable():
             problems.append("output: a folder to write to")
+        if self.run.work is not None and not (self.run.work and self.run.work.isprintable()):
+            problems.append("run.work: a folder to write to")
         if not 0 <= self.seed < 1 << 63:
             problems.append("seed: from 0 to 2^63 - 1")
         if not 1 <= len(self.sources) <= _MAX_SOURCES:
             problems.append(f"sources: from 1 to {_MAX_SOURCES} sources")
         for name in sorted(RESERVED_NAMES & set(self.sources)):
             problems.append(f"sources: name {name!r} is taken by a file of every Dataset")
+        if len({name.casefold() for name in self.sources}) < len(self.sources):
+            problems.append(
+                "sources: two names differ by capital letters alone, which not every file system tells apart"
+            )
         for name in self.sources:
             if not name or len(name) > 64 or not set(name) <= _NAME_LETTERS or not name[0].isalnum():
                 problems.append(

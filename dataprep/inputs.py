@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loader.errors import ConfigError
@@ -10,6 +11,7 @@ from loader.errors import ConfigError
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile
 from .job import Job
+from .places import config_paths, split_outputs
 from .stages import hash_inputs
 
 __all__ = ["check_names", "find_inputs", "load_job"]
@@ -35,16 +37,28 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     """The files of all sources: sources in the order of the configuration, files by relative path.
 
     Raises:
-        ConfigError: see ``load_job``; a file name that is no plain Unicode.
+        ConfigError: see ``load_job``; a file name that is no plain Unicode; a match that is neither file nor folder
+            (a link to nothing); a file that this job writes itself.
     """
     rank = {name: place for place, name in enumerate(source_priority(config))}
+    output, work, _ = config_paths(config, base)
+    own = (*split_outputs(output), work)
     inputs = []
     for name, source in config.sources.items():
         root = base / source.root
         opt_out = config.dedup.methods if "dedup" in source.opt_out else source.opt_out
         for relative in _relative_paths(name, source, root):
+            _check_not_own(name, root / relative, own)
             inputs.append(InputFile(name, rank[name], str(root), relative, source.format, source.text, tuple(opt_out)))
     return tuple(inputs)
+
+
+def _check_not_own(name: str, path: Path, own: Sequence[Path]) -> None:
+    """Refuse what the job itself writes: each run would find other input."""
+    for folder in own:
+        if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
+            message = f"source {name!r}: its patterns match a file that this job writes"
+            raise ConfigError("TR-SOURCE-OUTPUT", message, str(path), f"nothing below {folder}")
 
 
 def check_names(config: BuildConfig) -> None:
@@ -76,7 +90,7 @@ def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
             "a folder, relative to the folder of the configuration file",
             f"ls {root.parent}",
         )
-    found = {path for pattern in source.paths for path in root.glob(pattern) if path.is_file()}
+    found = {path for pattern in source.paths for path in root.glob(pattern) if not path.is_dir()}
     if not found:
         raise ConfigError(
             "TR-SOURCE-EMPTY",
@@ -90,4 +104,7 @@ def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
         if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in path):
             message = f"source {name!r}: a file name holds control characters or is not UTF-8"
             raise ConfigError("TR-SOURCE-NAME", message, repr(str(root / path)), "a plain name")
+        if not (root / path).is_file():
+            message = f"source {name!r}: no file, though its name matches (a link to nothing, a pipe, a device)"
+            raise ConfigError("TR-SOURCE-FILE", message, str(root / path), "a regular file", f"ls -l {root / path}")
     return relative

@@ -51,8 +51,14 @@ def test_rank_overrides_place() -> None:
         ("seed=-1", "seed: from 0"),
         ("sources.web.opt_out=[dedupe]", "unknown method 'dedupe'"),
         ("sources.web.paths=[../x]", "must stay below root"),
+        ("sources.web.paths=['**.jsonl']", "** stands between slashes alone"),
+        ('output="o\\0"', "output: a folder to write to"),
+        ("run.work=''", "run.work: a folder to write to"),
+        ("sources.Web={root: b}", "differ by capital letters alone"),
         ("mix.ratios={web: 1}", "says nothing of source 'code'"),
         ("mix.ratios={web: 1, code: -1}", "code must be positive"),
+        ("mix.ratios={web: 1, code: 0}", "code must be positive"),
+        ("mix.ratios={web: 1, code: 1e308}", "code must be positive, from 1e-9 to 1e9"),
         ("mix.max_epochs={papers: 2}", "unknown source 'papers'"),
         ("tokenizer.sentencepiece={}", "exactly one of train, load"),
         ("tokenizer.sentencepiece={train: {vocab_size: 10}}", "vocab_size: from 300"),
@@ -98,3 +104,26 @@ def test_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     config = load(tmp_path, "version: 1\noutput: out\nsources: {web: {root: a}}\n")
     with pytest.raises(ConfigError, match="control characters"):
         find_inputs(config, tmp_path)
+
+
+def test_name_that_leads_to_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a" / "folder.jsonl").mkdir(parents=True)
+    (tmp_path / "a" / "x.jsonl").touch()
+    config = load(tmp_path, "version: 1\noutput: out\nsources: {web: {root: a}}\n")
+    assert [file.path for file in find_inputs(config, tmp_path)] == ["x.jsonl"]
+    (tmp_path / "a" / "moved.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ConfigError, match="a link to nothing") as caught:
+        find_inputs(config, tmp_path)
+    assert caught.value.place == str(tmp_path / "a" / "moved.jsonl")
+
+
+@pytest.mark.parametrize("own", ["out/report.jsonl", "out-validation/x.jsonl", "out.work/sign/x.jsonl"])
+def test_what_the_job_writes_is_no_input(tmp_path: Path, own: str) -> None:
+    for path in ("x.jsonl", own):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    config = load(tmp_path, "version: 1\noutput: out\nsources: {web: {root: .}}\n")
+    with pytest.raises(ConfigError, match="TR-SOURCE-OUTPUT"):
+        find_inputs(config, tmp_path)
+    (tmp_path / own).unlink()
+    assert [file.path for file in find_inputs(config, tmp_path)] == ["x.jsonl"]
