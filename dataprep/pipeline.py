@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loader.errors import JobError
+from loader.errors import ConfigError, JobError
 from loader.files import hash_file
 from loader.settings import to_plain
 
@@ -95,7 +95,7 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     """All stages of ``job`` below ``work``; nothing is read but the tokenizer ``model`` to load, nothing written.
 
     Raises:
-        JobError: the model cannot be read.
+        ConfigError: the model cannot be read.
     """
     plans = _StagePlans(job, work)
     config = job.config
@@ -111,10 +111,12 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
         plans.add("choose", plain, ["decide"], 1)
         plans.add("sample", plain, ["choose"], files)
         plans.add("tokenizer", plain, ["sample"], 1)
+        loaded = None
     else:
         assert model is not None
+        loaded = (model, _model_hash(model))
         policy = {"add_bos": config.tokenizer.add_bos, "add_eos": config.tokenizer.add_eos}
-        plans.add("tokenizer", policy, [], 1, [_model_hash(model)])
+        plans.add("tokenizer", policy, [], 1, [loaded[1]])
     plans.add("tokenize", {"seed": config.seed}, ["decide", "tokenizer"], files)
     plans.add("mix", {"mix": to_plain(config.mix), "seed": config.seed}, ["tokenize"], 1)
     buckets = _buckets(job)
@@ -122,7 +124,7 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     packing = {"pack": to_plain(config.pack), "shards": to_plain(config.shards), "seed": config.seed}
     plans.add("pack", packing, ["mix"], len(buckets), shape)
     plans.add("write", {}, ["pack"], len(buckets))
-    makers = _makers(job, plans.folders, buckets, model)
+    makers = _makers(job, plans.folders, buckets, loaded)
     return Pipeline(job, work, {name: plans.stage(name, makers[name]) for name in plans.digests}, buckets)
 
 
@@ -180,11 +182,11 @@ def _model_hash(model: Path) -> str:
     try:
         return hash_file(model)
     except OSError as error:
-        raise JobError(
-            "TR-TOKENIZER-MISSING",
+        raise ConfigError(
+            "TR-TOKENIZER-LOAD",
             f"cannot read the model: {error.strerror}",
             str(model),
-            "a sentencepiece model file",
+            "a sentencepiece model file, or a Dataset's tokenizer folder",
         ) from error
 
 
@@ -209,7 +211,7 @@ def _text_bytes(file: RawFile) -> int:
 
 
 def _makers(
-    job: Job, folders: Mapping[str, Path], buckets: tuple[Bucket, ...], model: Path | None
+    job: Job, folders: Mapping[str, Path], buckets: tuple[Bucket, ...], loaded: tuple[Path, str] | None
 ) -> dict[str, Callable[[], tuple[PipelineStep, ...]]]:
     """Stage -> function that makes its steps; datatrove is imported only when one is called."""
 
@@ -239,7 +241,7 @@ def _makers(
     def tokenizer() -> tuple[PipelineStep, ...]:
         from .tokenizer_stage import MakeTokenizer
 
-        return (MakeTokenizer(job.config.tokenizer, folders["tokenizer"], folders.get("sample"), model),)
+        return (MakeTokenizer(job.config.tokenizer, folders["tokenizer"], folders.get("sample"), loaded),)
 
     def tokenize() -> tuple[PipelineStep, ...]:
         from .tokenize import TokenizeDocuments

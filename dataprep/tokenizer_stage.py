@@ -24,8 +24,8 @@ import pyarrow as pa
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
-from loader.errors import ConfigError, DamageError
-from loader.files import write_atomic
+from loader.errors import ConfigError, DamageError, RefusedError
+from loader.files import digest_bytes, write_atomic
 from loader.text.records import document_ids
 from loader.text.tokenizers import write_tokenizer
 
@@ -148,35 +148,47 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
 
 
 class MakeTokenizer(PipelineStep):  # type: ignore[misc]
-    """One task: train on the sample (``sampled`` given), or take the model at ``config.sentencepiece.load``."""
+    """One task: train on the sample (``sampled`` given), or take the model that ``config.sentencepiece.load`` named."""
 
     name = "make tokenizer"
     type = "tokenreel"
 
-    def __init__(self, config: TokenizerConfig, out: Path, sampled: Path | None, model: Path | None) -> None:
-        """``sampled``: the sample stage's folder; ``model``: the model file to load instead."""
+    def __init__(
+        self, config: TokenizerConfig, out: Path, sampled: Path | None, loaded: tuple[Path, str] | None
+    ) -> None:
+        """``sampled``: the sample stage's folder; ``loaded``: the model file to take instead, and its hash."""
         super().__init__()
         self.config = config
         self.out = out
         self.sampled = sampled
-        self.model = model
+        self.loaded = loaded
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Write the tokenizer folder ``tokenizer/``."""
+        """Write the tokenizer folder ``tokenizer/``.
+
+        Raises:
+            ConfigError: the sample is too small.
+            DamageError: the model cannot be understood.
+            RefusedError: the model file is not the one that the stage's digest names.
+        """
         if self.sampled is not None:
             train = self.config.sentencepiece.train
             assert train is not None
             model = train_sentencepiece(self._texts(self.sampled, _cap_bytes(train.sample_bytes)), train)
         else:
-            assert self.model is not None
-            try:
-                model = self.model.read_bytes()
-            except OSError as error:
-                raise DamageError(
-                    "TR-TOKENIZER-MISSING", f"cannot read the model: {error.strerror}", str(self.model)
-                ) from error
+            assert self.loaded is not None
+            path, expected = self.loaded
+            model = path.read_bytes()
+            if digest_bytes(model) != expected:
+                message = "the tokenizer model changed while the job was running"
+                raise RefusedError("TR-INPUT-CHANGED", message, str(path), f"xxh3-128 {expected}")
         policy = {"add_bos": self.config.add_bos, "add_eos": self.config.add_eos}
-        tokenizer = write_tokenizer(self.out / "tokenizer", "sentencepiece", model, **policy)
+        try:
+            tokenizer = write_tokenizer(self.out / "tokenizer", "sentencepiece", model, **policy)
+        except DamageError as error:
+            if error.place is None and self.loaded is not None:
+                error.place = str(self.loaded[0])
+            raise
         self.stat_update("pieces", value=tokenizer.vocab_size, unit="model")
         return iter(())
 

@@ -113,6 +113,8 @@ class SentencepieceTokenizer(Tokenizer):
         import sentencepiece
 
         try:
+            if not model:
+                raise ValueError("it is empty")  # sentencepiece would take it, and fail at the first text
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, TypeError, ValueError) as error:
             raise DamageError(

@@ -378,8 +378,8 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
         monkeypatch.setattr(tokenize, "_RUN_TOKENS", run_tokens)
         monkeypatch.setattr(tokenize, "ReadOptions", lambda line_limit_bytes: ReadOptions(line_limit_bytes, 2000))
         out = tmp_path / str(run_tokens)
-        folders = [stages.folder(name) for name in ("sign", "decide", "tokenizer")]
-        step = tokenize.TokenizeDocuments(stages.job, (*folders, out))
+        sign, decide, maker = (stages.folder(name) for name in ("sign", "decide", "tokenizer"))
+        step = tokenize.TokenizeDocuments(stages.job, (sign, decide, maker, out))
         list(step.run(None, 0, 4))
         table_D = np.load(out / "documents.00000.npy")
         tokens_T = np.fromfile(out / "tokens.00000.bin", tokenize.stored_dtype(tokenizer))
@@ -504,6 +504,25 @@ class TestMistakes:
         error = self.check(capsys, config, 2, "TR-TOKENIZER-VOCAB")
         assert "stage tokenizer, rank 0" in error["message"]
         assert "Vocabulary size too high" in error["expected"]
+
+    def test_model_that_is_missing_or_none(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        borrow_work(built, tmp_path)
+        tokenizer = {"sentencepiece": {"load": "some.model"}}
+        config = write_config(tmp_path / "c.yaml", built.corpus, tokenizer=tokenizer)
+        model = tmp_path / "some.model"
+        assert self.check(capsys, config, 2, "TR-TOKENIZER-LOAD")["place"] == str(model)
+        for content in (b"", b"no model" * 99):
+            model.write_bytes(content)
+            assert self.check(capsys, config, 3, "TR-TOKENIZER-MODEL")["place"] == str(model)
+
+    def test_work_folder_that_cannot_be_made(
+        self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "out.work").write_text("a file")
+        config = write_config(tmp_path / "c.yaml", built.corpus)
+        assert self.check(capsys, config, 1, "TR-FILE-SYSTEM")["place"] == str(tmp_path / "out.work")
 
     def test_work_folder_in_use(self, built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from dataprep.pipeline import locked
