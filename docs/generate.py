@@ -48,7 +48,8 @@ def command_line() -> str:
     from loader import cli
 
     def help_of(command: click.Command, name: str, parent: click.Context | None) -> str:
-        context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+        settings = {**cli.group.context_settings, "terminal_width": 100, "max_content_width": 100}
+        context = click.Context(command, info_name=name, parent=parent, **settings)
         return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
 
     top = click.Context(cli.group, info_name="tokenreel")
