@@ -107,6 +107,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _causes(error: CheckpointException) -> list[BaseException]:
+    """What went wrong on each rank: DCP hides it, with a stack, in an exception that is not even an ``Exception``."""
+    return [cause for _, (cause, _) in sorted(error.failures.items())]
+
+
 def _commit_value(files: Mapping[str, tuple[int, str]], facts: CheckpointFacts) -> dict[str, Any]:
     # The state travels as text: detectors may hold NaN, which sealed JSON has no form for.
     return {**_FORMAT, "files": dict(files), **vars(facts), "state": json.dumps(facts.state, sort_keys=True)}
@@ -134,8 +139,10 @@ def save_checkpoint(
         write_sealed(temporary / COMMIT_NAME, _commit_value(files, facts))
         fsync_folder(temporary)
         os.rename(temporary, final)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, CheckpointException):
+            raise _causes(error)[0] from error
         raise
     fsync_folder(folder)
     return Checkpoint(final, facts, files)
@@ -209,7 +216,7 @@ def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
         with _quiet():
             load(dict(tensors), storage_reader=reader, planner=StrictPlanner(False, False))
     except CheckpointException as error:
-        causes = "; ".join(str(cause) for cause in error.failures.values())
+        causes = "; ".join(str(cause) for cause in _causes(error))
         raise DamageError("TR-CHECKPOINT-TENSORS", causes, str(checkpoint.path), "the tensors of this model") from error
 
 
@@ -237,11 +244,11 @@ def is_pinned(checkpoint: Checkpoint) -> bool:
 def prune(folder: Path, keep: list[Checkpoint]) -> list[Path]:
     """Remove what is older than the oldest of ``keep`` and neither kept nor pinned; returns the removed folders.
 
-    Only when every checkpoint of ``keep`` proves intact on disk: below one valid checkpoint nothing is ever removed.
+    Only when the newest of ``keep`` proves intact on disk: below one valid checkpoint nothing is ever removed.
     Damaged folders are left alone.
 
     Raises:
-        DamageError: one of ``keep`` is damaged; nothing was removed.
+        DamageError: the newest of ``keep`` is damaged; nothing was removed.
     """
     if not keep:
         return []

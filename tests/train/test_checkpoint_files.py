@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     assert all(torch.equal(x, y) for x, y in zip(load(found).values(), make_tensors(100).values(), strict=True))
     assert repr(found.facts) == repr(facts(100))
     assert sorted(found.files) == sorted({p.name for p in found.path.iterdir()} - {"COMMIT.json"})
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 200, 3000])
+def test_a_file_system_that_refuses_is_an_os_error_and_leaves_nothing(tmp_path: Path, limit_bytes: int) -> None:
+    """A true refusal inside DCP's writer, which wraps it in an exception that no ``except Exception`` sees."""
+    tensors = {"model.weight": torch.zeros(100, 100)}
+
+    def refused() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="File too large"):
+            save_checkpoint(tmp_path, tensors, facts(1))
+
+    assert exit_code_of(refused) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_part_of_the_tensors_can_be_loaded(tmp_path: Path) -> None:
@@ -191,10 +206,12 @@ def test_tensor_data_is_no_pickle_either(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     found = save(tmp_path, 7)
-    with pytest.raises(DamageError, match="TR-CHECKPOINT-TENSORS"):
+    with pytest.raises(DamageError, match="TR-CHECKPOINT-TENSORS") as caught:
         load_tensors(found, {"model.other": torch.zeros(3)})
-    with pytest.raises(DamageError, match="TR-CHECKPOINT-TENSORS"):
+    assert "FrameSummary" not in str(caught.value)
+    with pytest.raises(DamageError, match="TR-CHECKPOINT-TENSORS") as caught:
         load_tensors(found, {"model.weight": torch.zeros(5, 8)})
+    assert "FrameSummary" not in str(caught.value)
 
 
 def test_retention_keeps_what_it_must(tmp_path: Path) -> None:
