@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from loader.cli_options import CommonOptions, Output, common_options, output_options
-from loader.errors import ConfigError
 from loader.settings import load_config
 
 from .config import TrainConfig
@@ -84,17 +83,6 @@ def rollback(output: Output, run: str, step: int) -> int:
     return 0
 
 
-def _parse_steps(text: str) -> tuple[int, int]:
-    first, _, last = text.partition(":")
-    if not first.isdigit() or (last and not last.isdigit()):
-        raise ConfigError("TR-USAGE", f"no range of steps: {text!r}", "--steps", "A:B, half-open, or one step")
-    start = int(first)
-    stop = int(last) if last else start + 1
-    if stop <= start:
-        raise ConfigError("TR-USAGE", f"an empty range of steps: {text!r}", "--steps", "A:B with A < B")
-    return start, stop
-
-
 @click.command()
 @click.argument("run", type=_PATH)
 @click.option("--steps", required=True, help="A:B, half-open.")
@@ -104,9 +92,11 @@ def _parse_steps(text: str) -> tuple[int, int]:
 @output_options
 def replay(output: Output, run: str, steps: str, checkpoint: str | None, branch: int | None, text: bool) -> int:
     """The identical batches again: text, loss and head gradient norm of each segment."""
+    from loader.run_cli import parse_range
+
     from .replay import Replay, replay_run, replay_text
 
-    start, stop = _parse_steps(steps)
+    start, stop = parse_range(steps, "--steps")
     found = replay_run(Replay(Path(run), start, stop, checkpoint, branch, text), output.note)
     output.result(found, lambda: replay_text(found))
     return 0

@@ -76,8 +76,9 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
 def _checkpoint(request: Replay, view: RunView, say: Callable[[str], None]) -> Checkpoint:
     folder = view.paths.checkpoints
     if request.checkpoint is not None:
-        path = folder / Path(request.checkpoint).name
-        if not path.is_dir():
+        path = folder / request.checkpoint
+        # Only a plain name: the same name in another run's folder would be other weights.
+        if path.parent != folder or not path.name.startswith("step_") or not path.is_dir():
             known = ", ".join(sorted(child.name for child in folder.glob("step_*"))) or "none"
             raise ConfigError("TR-REPLAY-CHECKPOINT", f"no checkpoint {request.checkpoint!r}", str(folder), known)
         checkpoint = open_checkpoint(path)
