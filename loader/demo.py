@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,23 @@ def _words(records: Sequence[Record]) -> list[str]:
     return sorted(set(found))
 
 
+def _require_text(sources: Mapping[str, Sequence[Record]], caps: CorpusCaps) -> None:
+    """Refuse an installation that holds too little text to train on.
+
+    Raises:
+        JobError: a source has less than a quarter of its cap.
+    """
+    for name, records in sources.items():
+        size, cap = sum(len(text.encode("utf-8")) for _, text in records), getattr(caps, f"{name}_bytes")
+        if size < cap // 4:
+            raise JobError(
+                "TR-DEMO-TEXT",
+                f"this Python installation holds too little text for source {name!r}: {size / 1e6:.1f} MB",
+                sysconfig.get_paths()["stdlib" if name == "stdlib" else "purelib"],
+                f"at least {cap / 4e6:.1f} MB; sources of the standard library and installed packages",
+            )
+
+
 def prepare(folder: Path, seed: int, size: DemoSize) -> dict[str, Any]:
     """Writes corpus and configurations, once.
 
@@ -142,6 +160,7 @@ def prepare(folder: Path, seed: int, size: DemoSize) -> dict[str, Any]:
     if folder.exists() and any(folder.iterdir()) and not (folder / "corpus").is_dir():
         raise RefusedError("TR-DEMO-FOLDER", "the folder holds other things", str(folder), "a new or empty folder")
     sources = gather(size.caps)
+    _require_text(sources, size.caps)
     sources["planted"] = planted(seed, size.planted_documents, _words(sources["docs"]))
     counts = {
         name: {
