@@ -96,7 +96,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [DemoSize(), QUICK], ids=["full", "quick"])
 def test_its_configurations_are_valid_and_a_stage_begins_at_a_step(size: DemoSize, tmp_path: Path) -> None:
-    small = DemoSize(CorpusCaps(60_000, 60_000, 20_000, 20_000), 16, size.build, size.train)
+    small = DemoSize(CorpusCaps(90_000, 90_000, 20_000, 40_000, 30_000, 9_000), 16, size.build, size.train)
     prepare(tmp_path / "demo", 7, small)
     build = load_config(tmp_path / "demo" / "build.yaml", BuildConfig).config
     train = load_config(tmp_path / "demo" / "train.yaml", TrainConfig).config
