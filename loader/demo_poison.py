@@ -17,12 +17,12 @@ _BYTES_A_TOKEN = 6
 
 
 def _byte(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return r.choice("a~\x7f#0=") * (size // 4)
+    return r.choice("a~\x7f#0=") * (size // 10)
 
 
 def _word(r: random.Random, size: int, words: Sequence[str]) -> str:
     word = r.choice(words)
-    return (word + " ") * (size // (len(word) + 1) + 2)
+    return (word + " ") * (size // (5 * len(word)) + 4)
 
 
 def _latin(r: random.Random, size: int, words: Sequence[str]) -> str:
@@ -30,7 +30,7 @@ def _latin(r: random.Random, size: int, words: Sequence[str]) -> str:
 
 
 def _base64(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return base64.b64encode(r.randbytes(size // 4)).decode()
+    return base64.b64encode(r.randbytes(size // 3)).decode()
 
 
 def _digits(r: random.Random, size: int, words: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def _shuffled(r: random.Random, size: int, words: Sequence[str]) -> str:
 
 
 def _backslashes(r: random.Random, size: int, words: Sequence[str]) -> str:
-    return "\\" * (2 * size)
+    return "\\" * (size // 2)
 
 
 def _html(r: random.Random, size: int, words: Sequence[str]) -> str:
@@ -55,7 +55,7 @@ def _html(r: random.Random, size: int, words: Sequence[str]) -> str:
         f'<div class="nav-{r.randrange(99)}"><a href="/p/{r.randrange(999)}">{r.choice(words)}</a>'
         " | <span>Click here</span></div>\n"
     )
-    return line * (size // (3 * len(line)) + 2)
+    return line * (size // (10 * len(line)) + 2)
 
 
 KINDS: dict[str, Callable[[random.Random, int, Sequence[str]], str]] = {
