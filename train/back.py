@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loader.errors import DamageError, RefusedError
+from loader.errors import ConfigError, DamageError, RefusedError
 from loader.run_folder import RunPaths, append_event, lock_run, read_identity
-from loader.runs import materialise_skips, open_branch, read_branches
+from loader.runs import ledger_of, materialise_skips, open_branch, read_branches
 
 from .checkpoint import pin
 from .lineage import lineage_checkpoints, newest_valid
@@ -20,7 +20,7 @@ def roll_back(run: Path, step: int, say: Callable[[str], None]) -> dict[str, Any
     """Open a branch at the newest valid checkpoint of the current branch with at most ``step`` steps.
 
     Raises:
-        ConfigError: no run there.
+        ConfigError: no run there, or it has not reached that step.
         RefusedError: the run is being trained, or no checkpoint is that old.
     """
     paths = RunPaths(run)
@@ -32,6 +32,11 @@ def roll_back(run: Path, step: int, say: Callable[[str], None]) -> dict[str, Any
             say(f"damaged checkpoint, left alone: {error}")
 
         branches = read_branches(paths)
+        reached = len(ledger_of(paths))
+        if step > reached:
+            raise ConfigError(
+                "TR-ROLLBACK-AHEAD", f"step {step} lies ahead of the run", str(run), f"a step within 0:{reached + 1}"
+            )
         checkpoint = newest_valid(paths.checkpoints, branches, step, damaged)
         if checkpoint is None:
             steps = [str(known.facts.step) for known in lineage_checkpoints(paths.checkpoints, branches)]

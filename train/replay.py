@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Replay", "replay_run", "replay_text"]
 
 _SHOWN_BYTES = 120
+_MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
     ``matches_ledger`` says whether the tokens of a step are the ones that the run recorded for it.
 
     Raises:
-        ConfigError: no such run, branch or checkpoint.
+        ConfigError: no such run, branch or checkpoint, or more steps than one call holds.
         DamageError: the checkpoint or a shard is damaged.
     """
     job, view = job_of_run(request.run), open_run(request.run, request.branch)
+    _check_range(request)
     checkpoint = _checkpoint(request, view, say)
     torch.set_num_threads(job.config.run.threads)
     frozen = frozen_model(job, view.sources, checkpoint)
@@ -71,6 +73,17 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
         "checkpoint_step": checkpoint.facts.step,
         "steps": [_replay_step(view, frozen, step, words) for step in range(request.start, request.stop)],
     }
+
+
+def _check_range(request: Replay) -> None:
+    """Every step is scored and its result held in memory, so a range of millions is a slip of the hand."""
+    if request.stop - request.start > _MOST_STEPS:
+        raise ConfigError(
+            "TR-REPLAY-RANGE",
+            f"{request.stop - request.start:,} steps at once",
+            f"steps {request.start}:{request.stop}",
+            f"at most {_MOST_STEPS:,}",
+        )
 
 
 def _checkpoint(request: Replay, view: RunView, say: Callable[[str], None]) -> Checkpoint:
@@ -93,10 +106,13 @@ def _checkpoint(request: Replay, view: RunView, say: Callable[[str], None]) -> C
     branches = read_branches(view.paths)[: view.branch.number + 1]
     found = newest_valid(folder, branches, request.start, damaged)
     if found is None:
+        known = ", ".join(sorted(child.name for child in folder.glob("step_*"))) or "none"
         raise ConfigError(
-            "TR-REPLAY-CHECKPOINT", f"no valid checkpoint at or before step {request.start}", str(folder),
-            "--checkpoint NAME",
-        )  # fmt: skip
+            "TR-REPLAY-CHECKPOINT",
+            f"no valid checkpoint at or before step {request.start}",
+            str(folder),
+            f"--checkpoint with one of: {known}",
+        )
     return found
 
 

@@ -105,7 +105,9 @@ def test_replay_with_another_checkpoint_and_of_steps_to_come(
         (["replay", "RUN", "--steps", "5", "--checkpoint", ".."], 2),
         (["replay", "RUN", "--steps", "5", "--checkpoint", "/another/run/step_000004"], 2),
         (["replay", "RUN", "--steps", "5", "--branch", "3"], 2),
+        (["replay", "RUN", "--steps", "5:5000000"], 2),
         (["replay", "NOWHERE", "--steps", "5"], 2),
+        (["rollback", "RUN", "--to", "5000"], 2),
         (["rollback", "NOWHERE", "--to", "5"], 2),
     ],
 )
