@@ -23,7 +23,7 @@ def test_union_counts_and_selects_like_a_set(some: list[tuple[int, int]]) -> Non
     array_R2 = np.array(some, np.int64).reshape(-1, 2)
     ranges = union_of(array_R2[:, 0], array_R2[:, 1])
     inside = {number for start, stop in some for number in range(start, stop)}
-    outside = [number for number in range(3 * TOP) if number not in inside]
+    outside = [number for number in range(4 * TOP) if number not in inside]
     number_N = np.arange(2 * TOP)
     assert ranges.contains(number_N).tolist() == [number in inside for number in number_N.tolist()]
     assert ranges.count == len(inside)
