@@ -63,8 +63,8 @@ def build(options: CommonOptions, config: Path) -> None:
 
     prepared = prepare(config, options.all_overrides(), read_only=options.plan)
     if options.plan:
-        plan, text = describe_plan(prepared, "write")
         done = finished_build(prepared)
+        plan, text = describe_plan(prepared, "write", finished=done)
         options.output.result(
             {**plan, "finished": done}, text + ("\n\nnothing to do: the output is finished" if done else "")
         )

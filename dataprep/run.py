@@ -67,8 +67,8 @@ def prepare(path: Path, overrides: Sequence[str], *, read_only: bool) -> Prepare
     return Prepared(base, output, plan_pipeline(job, work, model))
 
 
-def describe_plan(prepared: Prepared, last: str) -> tuple[dict[str, Any], str]:
-    """What would be done, as JSON and as text; nothing is written."""
+def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> tuple[dict[str, Any], str]:
+    """What would be done, as JSON and as text; nothing is written. ``finished``: no stage runs again."""
     pipeline = prepared.pipeline
     config = pipeline.job.config
     check_names(config)
@@ -80,7 +80,7 @@ def describe_plan(prepared: Prepared, last: str) -> tuple[dict[str, Any], str]:
         {
             "stage": stage.name,
             "tasks": stage.num_tasks,
-            "to_run": len(stage.incomplete_ranks()),
+            "to_run": 0 if finished else len(stage.incomplete_ranks()),
             "digest": stage.digest,
             "folder": str(stage.folder),
         }

@@ -150,20 +150,27 @@ def open_stage(stage: Stage) -> None:
     else:
         content = {"digest": stage.digest, "num_tasks": stage.num_tasks, "description": dict(stage.description)}
         write_atomic(path, canonical_json(content))
-    for folder in (stage.folder, *(p for p in sorted(stage.folder.rglob("*")) if p.is_dir())):
-        remove_stale_temporaries(folder)
+    _forget_killed_writers(stage)
     for error in (stage.folder / ERRORS_FOLDER).glob("*.json"):
         error.unlink(missing_ok=True)
 
 
 def close_stage(stage: Stage) -> None:
-    """After the last task: every rank has its marker, or the stage is named with the ranks that are missing."""
+    """After the last task: every rank has its marker, or the stage is named with the ranks that are missing; what
+    killed attempts left goes away.
+    """
     missing = stage.incomplete_ranks()
     if missing:
         raise JobError(
             "TR-STAGE-INCOMPLETE",
             f"stage {stage.name}: {len(missing)} of {stage.num_tasks} tasks incomplete: {missing[:20]}",
         )
+    _forget_killed_writers(stage)
+
+
+def _forget_killed_writers(stage: Stage) -> None:
+    for folder in (stage.folder, *(p for p in sorted(stage.folder.rglob("*")) if p.is_dir())):
+        remove_stale_temporaries(folder)
 
 
 def check_unchanged(inputs: Iterable[RawFile]) -> None:

@@ -45,6 +45,7 @@ class TestEngine:
         stage = make_stage(tmp_path, (1, "kill once"))
         assert run_stage(stage, make_engine(name, EngineOptions(workers=2)))
         assert attempts_of(stage) == [1, 2, 1, 1]
+        assert not list(stage.folder.glob(".tmp-*"))
 
     def test_always_killed_worker_ends_bounded_and_is_named(self, name: str, tmp_path: Path) -> None:
         stage = make_stage(tmp_path, (3, "kill always"))

@@ -154,6 +154,9 @@ def test_second_run_does_nothing(built: Built, capsys: pytest.CaptureFixture[str
     again = run(capsys, "build", built.config)
     assert again["digest"] == built.result["digest"]
     assert again["stages_s"] == {}
+    plan = run(capsys, "build", built.config, "--plan")
+    assert plan["finished"]
+    assert [stage["to_run"] for stage in plan["stages"]] == [0] * len(plan["stages"])
 
 
 def test_workers_do_not_change_the_digest(built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,8 @@ class Work(PipelineStep):
             file.write("x")
         kind = self.fault[1] if self.fault and self.fault[0] == rank else ""
         first = attempts.stat().st_size == 1
+        if kind == "kill once" and first:
+            (self.folder / f".tmp-{os.getpid()}-torn").touch()
         if kind == "kill always" or (kind == "kill once" and first):
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "exit":
