@@ -1,19 +1,14 @@
-"""What every step of a job needs to know, and small helpers they share."""
+"""What every step of a job needs to know."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .config import BuildConfig
 from .documents import InputFile
 from .stages import RawFile
 
-__all__ = ["Job", "npy_bytes"]
+__all__ = ["Job"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +24,3 @@ class Job:
     config: BuildConfig
     inputs: tuple[InputFile, ...]
     raw: tuple[RawFile, ...]
-
-
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """``array`` as the bytes of an .npy file, never with pickle."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

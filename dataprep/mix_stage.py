@@ -21,7 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from loader.canonical import canonical_json
-from loader.errors import DamageError, JobError
+from loader.errors import DamageError
 from loader.files import write_atomic
 from loader.text.tokenizers import load_tokenizer
 
@@ -92,7 +92,7 @@ class MixDocuments(PipelineStep):  # type: ignore[misc]
         """Write ``mixed_out.parquet``, then ``mix.json``.
 
         Raises:
-            JobError: a source has nothing left, or two documents share an id.
+            JobError: a source has nothing left.
             RefusedError: the plan needs a source too often.
         """
         config = self.job.config
@@ -102,7 +102,6 @@ class MixDocuments(PipelineStep):  # type: ignore[misc]
             np.load(self.tokenised / f"documents.{file:05d}.npy", allow_pickle=False)
             for file in range(len(self.job.inputs))
         ]
-        self._check_ids(tables)
         available, documents = {}, {}
         for source in config.sources:
             table_D, file_D = self._source(source, tables)
@@ -130,22 +129,6 @@ class MixDocuments(PipelineStep):  # type: ignore[misc]
         parts = [tables[file][tables[file]["split"] == 0] for file in files]
         owners = [np.full(len(part), file, np.int64) for file, part in zip(files, parts, strict=True)]
         return np.concatenate(parts), np.concatenate(owners)
-
-    def _check_ids(self, tables: list[NDArray[np.void]]) -> None:
-        """Two documents of one id would be one to everybody who asks for it."""
-        id_D = np.concatenate([table["id"] for table in tables])
-        order_D = np.argsort(id_D, kind="stable")
-        same = np.flatnonzero(id_D[order_D][1:] == id_D[order_D][:-1])
-        if not len(same):
-            return
-        owner_D = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        record_D = np.concatenate([table["record"] for table in tables])
-        names = []
-        for place in order_D[same[0] : same[0] + 2].tolist():
-            inputs = self.job.inputs[int(owner_D[place])]
-            names.append(f"{inputs.source}: {inputs.path} record {int(record_D[place])}")
-        message = f"two documents have the id {int(id_D[order_D[same[0]]]):016x}: {names[0]} and {names[1]}"
-        raise JobError("TR-DOCUMENT-COLLISION", message, names[0], "distinct ids", "set another seed")
 
     def _removed(self, source: str, table_D: NDArray[np.void], file_D: NDArray[np.int64]) -> pa.Table:
         """Documents left out, in order of file and record."""

@@ -22,6 +22,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from loader.files import write_atomic
+from loader.shards.access import npy_bytes
 from loader.shards.layout import token_dtype
 from loader.text.records import document_ids
 from loader.text.tokenizers import Tokenizer, load_tokenizer
@@ -29,7 +30,7 @@ from loader.text.tokenizers import Tokenizer, load_tokenizer
 from .dedup.signatures import load_summary
 from .documents import DocumentBatch, Status
 from .formats import ReadOptions, read_file
-from .job import Job, npy_bytes
+from .job import Job
 from .keys import document_keys
 from .stages import check_unchanged
 

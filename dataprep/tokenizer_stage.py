@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import digest_bytes, write_atomic
+from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
 from loader.text.tokenizers import write_tokenizer
 
@@ -33,7 +34,7 @@ from .config import SentencepieceTrainConfig, TokenizerConfig
 from .dedup.signatures import load_summary
 from .documents import Status
 from .formats import ReadOptions, read_file
-from .job import Job, npy_bytes
+from .job import Job
 from .keys import document_keys
 from .mix import keep_prefix
 from .stages import check_unchanged

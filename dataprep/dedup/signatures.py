@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from loader.canonical import canonical_json
 from loader.errors import DamageError
 from loader.files import digest_bytes, write_atomic
+from loader.shards.access import npy_bytes
 
 from ..documents import DocumentBatch, InputFile
 from ..formats import FileSummary, ReadOptions, RejectSink, read_file
@@ -24,7 +25,7 @@ from ..normalize import RULES_VERSION, UNICODE_VERSION
 from .config import SignConfig
 from .table import SignedFile
 
-__all__ = ["DOCUMENT_DTYPE", "array_bytes", "is_signed", "load_rejects", "load_signed", "load_summary", "sign_file"]
+__all__ = ["DOCUMENT_DTYPE", "is_signed", "load_rejects", "load_signed", "load_summary", "sign_file"]
 
 DOCUMENT_DTYPE = np.dtype(
     [
@@ -41,13 +42,6 @@ _LOW_64 = (1 << 64) - 1
 
 def _path(folder: Path, kind: str, file: int) -> Path:
     return folder / f"{kind}.{file:05d}.{'json' if kind == 'file' else 'npy'}"
-
-
-def array_bytes(array: NDArray[Any]) -> bytes:
-    """The array as an ``.npy`` file."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _content_hashes(text: pa.LargeStringArray) -> NDArray[np.uint64]:
@@ -95,9 +89,9 @@ def sign_file(inputs: InputFile, file: int, config: SignConfig, folder: Path) ->
         rows.append(_rows(batch, num_shingles_N))
     if rejects.summary is None:
         raise AssertionError("a reader ended without a summary")
-    parts = {"documents": array_bytes(np.concatenate(rows)), "rejects": array_bytes(rejects.rows)}
+    parts = {"documents": npy_bytes(np.concatenate(rows)), "rejects": npy_bytes(rejects.rows)}
     if signing:
-        parts["signatures"] = array_bytes(np.concatenate(signatures))
+        parts["signatures"] = npy_bytes(np.concatenate(signatures))
     for kind, data in parts.items():
         write_atomic(_path(folder, kind, file), data)
     record = {

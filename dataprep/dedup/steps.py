@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from loader.canonical import canonical_json
 from loader.errors import JobError
 from loader.files import write_atomic
+from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
 
 from ..documents import InputFile, Status
@@ -138,14 +139,14 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         for file, summary in enumerate(summaries):
             mine = order[stops[file] : stops[file + 1]]
             status_R = outputs.status_of_file(summary, rejects[file], table.record_N[mine], status_N[mine])
-            write_atomic(self.folder / f"status.{file:05d}.npy", signatures.array_bytes(status_R))
+            write_atomic(self.folder / f"status.{file:05d}.npy", npy_bytes(status_R))
 
 
 def _all_ids(inputs: Sequence[InputFile], table: DocumentTable, salt: int) -> NDArray[np.uint64]:
     """Document ids (uint64, N) of all documents.
 
     Raises:
-        JobError: two documents share an id; another salt parts them.
+        JobError: two documents share an id; another seed parts them.
     """
     id_N = np.zeros(len(table.file_N), np.uint64)
     order = np.argsort(table.file_N, kind="stable")
@@ -163,6 +164,6 @@ def _all_ids(inputs: Sequence[InputFile], table: DocumentTable, salt: int) -> ND
             f"two documents have the id {int(id_N[pair[0]]):016x}",
             " and ".join(places),
             "distinct ids (each input file listed once)",
-            "set another salt",
+            "set another seed",
         )
     return id_N

@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -179,8 +180,8 @@ def read_npy(data: bytes, dtype: np.dtype[np.void], place: str) -> NDArray[np.vo
     return np.frombuffer(data, dtype, count, start)
 
 
-def npy_bytes(rows: NDArray[np.void]) -> bytes:
-    """A one-dimensional array as the bytes of a .npy file, version 1.0: equal rows give equal bytes."""
+def npy_bytes(rows: NDArray[Any]) -> bytes:
+    """An array as the bytes of a .npy file, version 1.0, in C order: equal arrays give equal bytes."""
     file = io.BytesIO()
     description = np.lib.format.dtype_to_descr(rows.dtype)  # type: ignore[no-untyped-call]
     np.lib.format.write_array_header_1_0(  # type: ignore[no-untyped-call]
