@@ -70,7 +70,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tokenreel needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) --upgrade pip
-	echo "installing $< into $(@D): about 5.5 GB, a few minutes" >&2
+	echo "installing $< into $(@D): 6 to 7 GB, a few minutes" >&2
 	$(@D)/bin/python $(PIP) --no-compile --requirement $<
 	touch $@
 
