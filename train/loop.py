@@ -187,9 +187,15 @@ class _Driver:
             self._pinned = checkpoint
 
     def _unpin(self) -> None:
-        """An alarm that came to nothing no longer needs its checkpoint."""
+        """An alarm that came to nothing no longer needs its checkpoint, unless a branch begins at it.
+
+        An alarm soon after a rollback pins the very checkpoint that the branch came from; replaying the cut steps
+        needs that one for good.
+        """
         if self._pinned is not None:
-            unpin(self._pinned)
+            bases = {branch.from_step for branch in read_branches(self._job.paths) if branch.parent is not None}
+            if self._pinned.facts.step not in bases:
+                unpin(self._pinned)
             self._pinned = None
 
     def _carry_out(self, session: Session, verdict: Verdict, step: int) -> bool:

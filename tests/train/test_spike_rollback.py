@@ -156,6 +156,26 @@ def test_a_report_changes_nothing(
     assert not list((tmp_path / "run" / "checkpoints" / "pinned").iterdir())
 
 
+class EchoWatch(ScriptedWatch):
+    """As above, and after the rollback an alarm over the same window that comes to nothing."""
+
+    def observe(self, record: StepRecord) -> Decision:
+        if self.rollbacks and record.step in (7, 8):
+            kind = "alarm" if record.step == 7 else "report"
+            return Decision(kind, Window(7, 7, 8), {"kind": kind, "step": record.step})  # type: ignore[arg-type]
+        return super().observe(record)
+
+
+def test_a_later_alarm_leaves_the_checkpoint_that_a_branch_began_at(
+    made: MadeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SpikeWatch", EchoWatch)
+    monkeypatch.setattr(EchoWatch, "answer", "mask")
+    train(write_job(tmp_path, made.path, **JOB))
+    assert kinds(tmp_path / "run")[-3:] == ["alarm", "report", "finished"]
+    assert (tmp_path / "run" / "checkpoints" / "step_000006").is_dir()
+
+
 def test_giving_up_ends_with_an_error_and_keeps_the_run(
     made: MadeDataset, tmp_path: Path, scripted: type[ScriptedWatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
