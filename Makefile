@@ -10,8 +10,8 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?= -n 2 --dist loadfile --timeout 300
-SLOW_FLAGS ?= -n 2 --dist loadfile --timeout 900
+PYTEST_FLAGS ?= -n 2 --dist loadfile --timeout 900
+SLOW_FLAGS ?= -n 2 --dist loadfile --timeout 1800
 
 DATATROVE_TESTS := $(addprefix tests/,contracts/test_engines.py contracts/test_methods.py dataprep/test_build.py dataprep/test_dedup_stages.py)
 
@@ -48,7 +48,7 @@ test-slow: $(TEST)/.ready test-default
 
 # What depends on datatrove, against the other end of its supported range.
 test-default: $(DEFAULT)/.ready-test
-	$(DEFAULT)/bin/python -m pytest -m "not slow" --timeout 300 $(DATATROVE_TESTS)
+	$(DEFAULT)/bin/python -m pytest -m "not slow" --timeout 900 $(DATATROVE_TESTS)
 
 # The resolver's answer for today; run both test targets before committing it.
 locks: $(TEST)/.ready
