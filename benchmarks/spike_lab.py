@@ -151,7 +151,7 @@ class Bench:
         while total < tokens:
             kind = kinds[len(out) % len(kinds)]
             size = int(min(700, max(24, r.lognormvariate(4.9, 0.8))))
-            ids = self.text.encode(KINDS[kind](r, 6 * size, self.text.words))[:size]
+            ids = self.text.encode(KINDS[kind](r, 160 * size, self.text.words))[:size]
             out.append((POISON_FROM + len(out), ids))
             total += len(ids)
         return out

@@ -14,7 +14,8 @@ clean baseline of the segment's own source (of all sources where its source has 
 Each |z| is divided by its own clean 95 % quantile, so 1.0 means "as odd as the oddest 5 % of clean segments"; the
 score is the root mean square of the five, each cut off at ``CLIP``. A document gets the token-weighted mean of its
 segments in the window. A source without history (fewer than ``_LEAST`` clean segments, but ``source_documents``
-documents in the window) of whose tokens more than a fifth are odd is flagged whole.
+documents in the window) is flagged whole when two fifths of its tokens are odd and 15 % belong to flagged documents: a
+good new domain looks odd too, but few of its documents look that odd.
 
 Legend: S segments.
 """
@@ -240,10 +241,11 @@ def attribute(columns: SegmentColumns, config: AttributionConfig) -> Attribution
         mine = window_S & (columns.source_S == source)
         if np.count_nonzero(columns.baseline_S & (columns.source_S == source)) >= _LEAST:
             continue  # it has a history
-        odd = score_S[mine] > config.source_threshold
-        odd_share[int(source)] = float(np.average(odd, weights=columns.num_labels_S[mine]))
+        weights = columns.num_labels_S[mine]
+        odd_share[int(source)] = float(np.average(score_S[mine] > config.source_threshold, weights=weights))
+        flagged_share = float(np.average(score_S[mine] > config.threshold, weights=weights))
         enough = len(np.unique(columns.document_S[mine])) >= config.source_documents
-        if enough and odd_share[int(source)] > config.source_share:
+        if enough and odd_share[int(source)] > config.source_share and flagged_share > config.source_flagged_share:
             whole.append(int(source))
             score_S[mine] = WHOLE_SOURCE_SCORE
     flagged_S = window_S & (score_S > config.threshold)

@@ -57,11 +57,10 @@ class AttributionConfig:
     Attributes:
         threshold: a document above this score is flagged; 1.0 is as odd as the oddest 5 % of clean segments.
         source_threshold: a token of a source without history counts as odd above this score.
-        source_share: ... and the whole source is flagged when more than this share of its tokens is odd,
-        source_documents: ... and the window holds at least so many of its documents: one odd document of two is no
-        verdict
-            on a source.
-        baseline_segments: clean segments to compare with, in all.
+        source_share: ... the whole source is flagged when more than this share of its tokens is odd,
+        source_flagged_share: ... more than this share lies in documents above ``threshold``,
+        source_documents: ... and the window holds so many of its documents: one odd one of two is no verdict on a
+        source. baseline_segments: clean segments to compare with, in all.
         baseline_source_segments: clean segments to compare with, of each source in use.
         max_baseline_steps: never read more steps than this for the baseline.
         quantile: the clean quantile each piece of evidence is divided by.
@@ -70,7 +69,8 @@ class AttributionConfig:
 
     threshold: float = 1.7
     source_threshold: float = 1.35
-    source_share: float = 0.2
+    source_share: float = 0.4
+    source_flagged_share: float = 0.15
     source_documents: int = 8
     baseline_segments: int = 900
     baseline_source_segments: int = 100
