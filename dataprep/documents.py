@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DocumentBatch", "InputFile", "RejectReason", "Status", "kept_records"]
+__all__ = ["REMOVED", "DocumentBatch", "InputFile", "RejectReason", "Status", "kept_records"]
 
 
 class Status(IntEnum):
@@ -27,7 +27,20 @@ class Status(IntEnum):
     REJECTED = 2
     REMOVED_EXACT = 3
     REMOVED_MINHASH = 4
+    REMOVED_SIMHASH = 5
+    REMOVED_NGRAM = 6
+    REMOVED_QUALITY = 7
+    REMOVED_CONTAMINATED = 8
     BLANK = 255
+
+    @property
+    def method(self) -> str:
+        """What the removal is called in tables and reports, for example ``minhash``."""
+        return self.name.removeprefix("REMOVED_").lower()
+
+
+REMOVED = tuple(status for status in Status if status.name.startswith("REMOVED_"))
+"""Every way in which dataprep removes a document before the mix."""
 
 
 class RejectReason(IntEnum):
@@ -60,7 +73,9 @@ class InputFile:
         path: relative path below ``root`` with ``/``; part of document ids.
         format: a key of ``dataprep.formats.FORMATS``.
         text_field: the field that holds the text.
-        opt_out: dedup methods this source takes no part in, neither as removed nor as witness.
+        opt_out: dedup methods this source takes no part in, neither as removed nor as witness, and screens
+            (``quality``, ``decontaminate``, or one quality filter by its name) that leave it alone.
+        date_field, quality_field: fields that the keep policies ``newest`` and ``quality`` rank by.
     """
 
     source: str
@@ -70,6 +85,8 @@ class InputFile:
     format: str = "jsonl"
     text_field: str = "text"
     opt_out: tuple[str, ...] = ()
+    date_field: str | None = None
+    quality_field: str | None = None
 
     @property
     def location(self) -> Path:

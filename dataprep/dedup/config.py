@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["DecideConfig", "DedupConfig", "HoldoutConfig", "IngestConfig", "MinHashConfig", "SignConfig"]
+__all__ = [
+    "DecideConfig",
+    "DedupConfig",
+    "HoldoutConfig",
+    "IngestConfig",
+    "MinHashConfig",
+    "NgramConfig",
+    "SignConfig",
+    "SimHashConfig",
+]
 
 
 def _check(*rules: tuple[str, bool]) -> None:
@@ -53,26 +62,62 @@ class MinHashConfig:
 
 
 @dataclass(frozen=True)
+class SimHashConfig:
+    """64-bit SimHash: pairs whose fingerprints differ in at most ``max_distance`` bits are proposed. It finds almost
+    identical documents: at distance 3 it sees 10 % of the pairs at Jaccard 0.8, 92 % at 0.95."""
+
+    max_distance: int = 3
+
+    def __post_init__(self) -> None:
+        _check(("max_distance: from 0 to 3", 0 <= self.max_distance <= 3))
+
+
+@dataclass(frozen=True)
+class NgramConfig:
+    """Passages that occur in several documents: words covered by n-grams whose first occurrence, by priority and
+    offset, lies elsewhere are cut. ``n``: words of an n-gram."""
+
+    n: int = 50
+
+    def __post_init__(self) -> None:
+        _check(("n: from 8 to 1000", 8 <= self.n <= 1000))
+
+
+@dataclass(frozen=True)
 class DedupConfig:
     """Document dedup.
 
     Attributes:
-        methods: keys of ``dataprep.dedup.METHODS``; each only proposes pairs.
+        methods: keys of ``dataprep.dedup.METHODS``; pair methods only propose, ``ngram`` cuts passages.
+        decision: ``leader`` verifies every removal by exact similarity; ``union_find`` is datatrove's rule (whole
+            clusters go, nothing is verified); ``estimate`` is the leader rule by the signatures' agreement alone, for
+            text that cannot be read again.
         threshold: exact Jaccard similarity of shingle sets from which a document is a duplicate.
-        keep: which of two duplicates of one source stays.
+        keep: which of two duplicates of one source stays; ``newest`` and ``quality`` rank by the sources'
+            ``date_field`` and ``quality_field``.
         across: also between sources (the source of better rank wins).
+        against: folders of Indexes that earlier runs left, relative to the configuration file: their documents are
+            kept already and outrank all new ones.
+        write_index: leave an Index of what is kept, for later runs.
         max_removed_fraction: a source that loses a larger share of its documents fails the job.
-        minhash: signatures and bands.
+        minhash, simhash, ngram: parameters of the methods.
         max_bucket: larger buckets are split by further signature rows; what that hides is counted.
+        canary: copies planted in memory must be found, or the job fails.
     """
 
     methods: tuple[str, ...] = ("exact", "minhash")
+    decision: Literal["leader", "union_find", "estimate"] = "leader"
     threshold: float = 0.8
-    keep: Literal["longest", "first"] = "longest"
+    keep: Literal["longest", "newest", "quality", "first"] = "longest"
     across: bool = True
+    against: tuple[str, ...] = ()
+    write_index: bool = False
     max_removed_fraction: float = 0.9
     minhash: MinHashConfig = field(default_factory=MinHashConfig)
+    simhash: SimHashConfig = field(default_factory=SimHashConfig)
+    ngram: NgramConfig = field(default_factory=NgramConfig)
     max_bucket: int = 8192
+    canary: bool = False
 
     def __post_init__(self) -> None:
         from . import METHODS
