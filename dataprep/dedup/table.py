@@ -19,6 +19,7 @@ __all__ = [
     "DocumentTable",
     "Method",
     "Proposal",
+    "SignedColumns",
     "SignedFile",
     "bucket_starts",
     "make_table",
@@ -27,10 +28,35 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SignedFile:
-    """What signing left of one file: its documents in record order, their signatures (None without ``minhash``)."""
+    """What signing left of one file: its documents in record order, their signatures (None without ``minhash``) and
+    SimHash fingerprints (None without ``simhash``)."""
 
     documents: NDArray[Any]
     signature_NK: NDArray[np.uint32] | None
+    simhash_N: NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True)
+class SignedColumns:
+    """What methods make band keys from: signed columns of N documents.
+
+    A method gives ``keys(columns, band, config)``: uint64 per document (N), equal for documents that are proposed as
+    pairs. The caller mixes method and band into them, and leaves out documents without shingles where pairs are to
+    be verified.
+
+    Attributes:
+        hash_N2: uint64 pair, xxh3-128 of the text, low half first.
+        size_N: int64 bytes of text.
+        num_shingles_N: int32.
+        signature_NK: uint32, (N, 0) without ``minhash``.
+        simhash_N: uint64, zeros without ``simhash``.
+    """
+
+    hash_N2: NDArray[np.uint64]
+    size_N: NDArray[np.int64]
+    num_shingles_N: NDArray[np.int32]
+    signature_NK: NDArray[np.uint32]
+    simhash_N: NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
