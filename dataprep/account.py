@@ -17,14 +17,14 @@ import numpy as np
 from loader.errors import DamageError
 from loader.shards.writer import ShardRecord
 
-from .documents import Status
+from .buckets import COUNTS
+from .documents import REMOVED, Status
+from .fates import Fates
 from .mix import SourceMix
 from .pipeline import Pipeline
 from .stages import read_json
 
 __all__ = ["Written", "account", "account_table", "dedup_account", "read_written"]
-
-_REMOVED = {Status.REMOVED_EXACT: "exact", Status.REMOVED_MINHASH: "minhash"}
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ def read_written(pipeline: Pipeline) -> Written:
         DamageError: one of them cannot be read.
     """
     records: tuple[list[ShardRecord], list[ShardRecord]] = ([], [])
-    names = ("documents", "bytes", "tokens", "padding")
-    counts = tuple({source: dict.fromkeys(names, 0) for source in pipeline.job.config.sources} for _ in range(2))
+    counts = tuple({source: dict.fromkeys(COUNTS, 0) for source in pipeline.job.config.sources} for _ in range(2))
     for task, bucket in enumerate(pipeline.buckets):
         content = read_json(pipeline.folder("write") / f"shards.{task:05d}.json")
         records[bucket.split].extend(ShardRecord.from_json(record) for record in content["records"])
-        for name in names:
+        for name in COUNTS:
             counts[bucket.split][bucket.source][name] += content["counts"][name]
     return Written((tuple(records[0]), tuple(records[1])), (counts[0], counts[1]))
 
 
-def dedup_account(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """Per source what came in and what deduplication and hold-out made of it, in documents and bytes of text."""
+def dedup_account(pipeline: Pipeline, fates: Fates | None = None) -> dict[str, dict[str, Any]]:
+    """Per source what came in and what screens, deduplication, cuts and hold-out made of it, in documents and bytes of
+    text. ``cut_bytes``: cut from the kept documents; ``held_out_cut_bytes``: from those held out."""
     sources: dict[str, dict[str, Any]] = {
         source: {
             "files": 0,
@@ -63,22 +63,24 @@ def dedup_account(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
             "rejected": 0,
             "documents": 0,
             "bytes": 0,
-            "removed": dict.fromkeys(_REMOVED.values(), 0),
-            "removed_bytes": dict.fromkeys(_REMOVED.values(), 0),
+            "removed": {status.method: 0 for status in REMOVED},
+            "removed_bytes": {status.method: 0 for status in REMOVED},
             "held_out": 0,
             "held_out_bytes": 0,
             "kept": 0,
             "kept_bytes": 0,
+            "cut_bytes": 0,
+            "held_out_cut_bytes": 0,
         }
         for source in pipeline.job.config.sources
     }
     for file, inputs in enumerate(pipeline.job.inputs):
-        _add_file(sources[inputs.source], pipeline.folder("sign"), pipeline.folder("decide"), file)
+        _add_file(sources[inputs.source], pipeline.folder("sign"), fates or pipeline.fates(), file)
     return sources
 
 
-def _add_file(row: dict[str, Any], signed: Path, decided: Path, file: int) -> None:
-    status_R = np.load(decided / f"status.{file:05d}.npy", allow_pickle=False)
+def _add_file(row: dict[str, Any], signed: Path, fates: Fates, file: int) -> None:
+    status_R = fates.status_of_file(file)
     documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
     count = np.bincount(status_R, minlength=256)
     of_document_D = status_R[documents_D["record"]]
@@ -88,20 +90,26 @@ def _add_file(row: dict[str, Any], signed: Path, decided: Path, file: int) -> No
     row["rejected"] += int(count[Status.REJECTED])
     row["documents"] += len(documents_D)
     row["bytes"] += int(documents_D["size_bytes"].sum())
-    for status, name in _REMOVED.items():
-        row["removed"][name] += int(count[status])
-        row["removed_bytes"][name] += int(size[status])
+    for status in REMOVED:
+        row["removed"][status.method] += int(count[status])
+        row["removed_bytes"][status.method] += int(size[status])
     row["held_out"] += int(count[Status.HELD_OUT])
     row["held_out_bytes"] += int(size[Status.HELD_OUT])
     row["kept"] += int(count[Status.KEPT])
     row["kept_bytes"] += int(size[Status.KEPT])
+    for record, ranges in fates.ranges_of_file(file).items():
+        cut_bytes = sum(stop - start for start, stop in ranges)
+        if status_R[record] == Status.KEPT:
+            row["cut_bytes"] += cut_bytes
+        elif status_R[record] == Status.HELD_OUT:
+            row["held_out_cut_bytes"] += cut_bytes
 
 
 def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
     """The whole account of a build, checked.
 
     Returns:
-        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": 0}``.
+        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": bytes cut from documents of both Datasets}``.
 
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
@@ -122,20 +130,23 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
                 tokens,
                 written.counts[split][source]["tokens"],
             )
-    return {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": 0}
+    cut_bytes = sum(row["trained_cut_bytes"] + row["held_out_cut_bytes"] for row in sources.values())
+    return {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
 
 
 def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> None:
     """Add what was trained on, held out and left out by the mix."""
     train, validation = (counts[mix.source] for counts in written.counts)
     row["removed"]["mix"] = row["kept"] - mix.kept_documents
-    row["removed_bytes"]["mix"] = row["kept_bytes"] - train["bytes"]
+    row["removed_bytes"]["mix"] = row["kept_bytes"] - train["bytes"] - train["cut_bytes"]
     row["trained"] = train["documents"]
     row["trained_bytes"] = train["bytes"]
+    row["trained_cut_bytes"] = train["cut_bytes"]
     row["trained_tokens"] = train["tokens"]
     row["padding_tokens"] = train["padding"]
     row["validation"] = validation["documents"]
     row["validation_bytes"] = validation["bytes"]
+    row["validation_cut_bytes"] = validation["cut_bytes"]
     row["validation_tokens"] = validation["tokens"]
     row["mix_kept"] = mix.kept_documents
     row["mix_kept_tokens"] = mix.kept_tokens
@@ -144,14 +155,18 @@ def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> Non
 def _check_source(source: str, row: dict[str, Any]) -> None:
     removed, removed_bytes = sum(row["removed"].values()), sum(row["removed_bytes"].values())
     _equal(source, "records in", row["records"], row["rejected"] + removed + row["held_out"] + row["trained"])
-    _equal(source, "bytes in", row["bytes"], removed_bytes + row["held_out_bytes"] + row["trained_bytes"])
+    emitted = row["trained_bytes"] + row["trained_cut_bytes"]
+    _equal(source, "bytes in", row["bytes"], removed_bytes + row["held_out_bytes"] + emitted)
     _equal(source, "documents read", row["documents"], row["records"] - row["rejected"])
     _equal(source, "documents trained", row["trained"], row.pop("mix_kept"))
     _equal(source, "tokens trained", row["trained_tokens"], row.pop("mix_kept_tokens"))
     _equal(source, "documents held out", row["held_out"], row.pop("validation"))
-    _equal(source, "bytes held out", row["held_out_bytes"], row.pop("validation_bytes"))
+    held_out_cut = row.pop("validation_cut_bytes")
+    _equal(source, "bytes cut from documents held out", held_out_cut, row["held_out_cut_bytes"])
+    _equal(source, "bytes held out", row["held_out_bytes"], row.pop("validation_bytes") + held_out_cut)
     if not row["removed"]["mix"]:
         _equal(source, "bytes left out by the mix", row["removed_bytes"]["mix"], 0)
+        _equal(source, "bytes cut", row["trained_cut_bytes"], row["cut_bytes"])
 
 
 def _equal(source: str, what: str, found: int, expected: int) -> None:
@@ -166,18 +181,25 @@ def _equal(source: str, what: str, found: int, expected: int) -> None:
 
 
 def account_table(sources: Mapping[str, Mapping[str, Any]]) -> str:
-    """The account as text: one row a source, documents by fate."""
+    """The account as text: one row a source, documents by fate; ways of being removed that took nothing are left
+    out, but for the two that everybody looks for."""
     final = any("trained" in row for row in sources.values())
-    heads = ["source", "records", "rejected", "exact", "minhash", "mix", "held out", "trained" if final else "kept"]
+    last = "trained" if final else "kept"
+    methods = [status.method for status in REMOVED] + (["mix"] if final else [])
+    shown = [
+        m for m in methods if m in ("exact", "minhash", "mix") or any(row["removed"][m] for row in sources.values())
+    ]
+    heads = ["source", "records", "rejected", *shown, "held out", last]
+    cuts = any(row["cut_bytes"] for row in sources.values())
     rows = []
     for source, row in sources.items():
-        removed = row["removed"]
-        fate = [removed["exact"], removed["minhash"], removed.get("mix", 0), row["held_out"]]
-        rows.append([source, row["records"], row["rejected"], *fate, row["trained" if final else "kept"]])
+        fate = [row["removed"][method] for method in shown]
+        rows.append([source, row["records"], row["rejected"], *fate, row["held_out"], row[last]])
+        if cuts:
+            rows[-1].append(row["cut_bytes"])
+    if cuts:
+        heads.append("bytes cut")
     rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(heads)))])
-    if not final:
-        heads.remove("mix")
-        rows = [[*row[:5], *row[6:]] for row in rows]
     cells = [heads, *([str(row[0]), *(f"{n:,}" for n in row[1:])] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     lines = [

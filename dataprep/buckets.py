@@ -7,7 +7,11 @@ from pathlib import Path
 
 from .places import SPLITS
 
-__all__ = ["Bucket", "BuildFolders"]
+__all__ = ["COUNTS", "Bucket", "BuildFolders"]
+
+COUNTS = ("documents", "bytes", "cut_bytes", "tokens", "padding")
+"""What each task of the write stage counts; ``bytes`` of text that was written, ``cut_bytes`` cut from the same
+documents."""
 
 
 @dataclass(frozen=True)

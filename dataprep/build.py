@@ -28,7 +28,8 @@ from loader.shards.segments import SegmentArray, make_segments
 from loader.shards.writer import ShardSpec, ShardWriter
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
-from .buckets import Bucket, BuildFolders
+from .buckets import COUNTS, Bucket, BuildFolders
+from .cut_segments import Gaps, PieceRanges, split_at_gaps, window_gaps
 from .job import Job
 from .kernels.pack import gather_tokens
 from .keys import document_keys, purpose_key
@@ -42,13 +43,20 @@ __all__ = ["PackDocuments", "WriteShards"]
 
 @dataclass(frozen=True)
 class _Documents:
-    """Documents of a bucket in key order: rows of ``TOKENISED_DTYPE``, and the file of each."""
+    """Documents of a bucket in key order: rows of ``TOKENISED_DTYPE``, the file of each, and each file's gaps."""
 
     rows_D: NDArray[np.void]
     file_D: NDArray[np.int64]
+    gaps_of_file: dict[int, NDArray[np.void]]
 
     def __getitem__(self, window: slice) -> _Documents:
-        return _Documents(self.rows_D[window], self.file_D[window])
+        return _Documents(self.rows_D[window], self.file_D[window], self.gaps_of_file)
+
+    def gaps(self) -> Gaps:
+        """What is cut from these documents, by place among their tokens."""
+        num_tokens_D = self.rows_D["num_tokens"].astype(np.int64)
+        start_D = np.cumsum(num_tokens_D) - num_tokens_D
+        return window_gaps(self.rows_D["record"], self.file_D, start_D, self.gaps_of_file)
 
 
 class _Packing(PipelineStep):  # type: ignore[misc]
@@ -66,7 +74,7 @@ class _Packing(PipelineStep):  # type: ignore[misc]
         """Documents of the bucket that the mix keeps, sorted by key."""
         first, last = bucket.key_range()
         limit = read_mix(self.folders.mix).limits[bucket.source] if bucket.split == 0 else None
-        rows, files = [], []
+        rows, files, gaps = [], [], {}
         for file, inputs in enumerate(self.job.inputs):
             if inputs.source != bucket.source:
                 continue
@@ -80,9 +88,11 @@ class _Packing(PipelineStep):  # type: ignore[misc]
                 part_D = part_D[document_keys(part_D["id"], self.job.config.seed, "mix") <= np.uint64(limit)]
             rows.append(part_D)
             files.append(np.full(len(part_D), file, np.int64))
+            if (part_D["cut_bytes"] > 0).any():
+                gaps[file] = np.load(self.folders.tokenised / f"gaps.{file:05d}.npy", allow_pickle=False)
         rows_D, file_D = np.concatenate(rows), np.concatenate(files)
         order_D = np.argsort(rows_D["key"], kind="stable")
-        return _Documents(rows_D[order_D], file_D[order_D])
+        return _Documents(rows_D[order_D], file_D[order_D], gaps)
 
     def _windows(
         self, bucket: Bucket, documents: _Documents, tokenizer: Tokenizer
@@ -139,7 +149,7 @@ class WriteShards(_Packing):
         number = sum(self._num_shards(task, most) for task in self._earlier_tasks(rank))
         shard_of_window = shards_of_windows(self._samples(rank), most)
         windows = self._windows(bucket, self._documents(bucket), tokenizer)
-        records, writer, counts = [], None, dict.fromkeys(("documents", "bytes", "tokens", "padding"), 0)
+        records, writer, counts = [], None, dict.fromkeys(COUNTS, 0)
         for window, (shard, (documents, packed)) in enumerate(zip(shard_of_window, windows, strict=True)):
             if writer is None:
                 spec = ShardSpec(bucket.source, number + shard, self.job.config.pack.seq_len, tokenizer.vocab_size)
@@ -147,6 +157,7 @@ class WriteShards(_Packing):
             _add_window(writer, documents, packed, self._tokens(documents, tokenizer), tokenizer)
             counts["documents"] += len(documents.rows_D)
             counts["bytes"] += int(documents.rows_D["num_bytes"].sum())
+            counts["cut_bytes"] += int(documents.rows_D["cut_bytes"].sum())
             counts["tokens"] += int(packed.num_tokens_P.sum())
             counts["padding"] += packed.padding_tokens(self.job.config.pack.seq_len)
             if window + 1 == len(shard_of_window) or shard_of_window[window + 1] != shard:
@@ -206,24 +217,32 @@ def _add_window(
     byte_stop_T = np.zeros(len(ids_T) + 1, np.int64)
     np.cumsum(lengths_V[ids_T] if lengths_V is not None else stored_T["num_bytes"], out=byte_stop_T[1:])
     own = _own_ranges(documents, packed, tokenizer)
-    base_P = byte_stop_T[own.document_start_P]
-    byte_start_P = byte_stop_T[own.start_P] - base_P
-    byte_count_P = byte_stop_T[own.stop_P] - byte_stop_T[own.start_P]
-    whole = int(byte_count_P.sum())
-    if whole != int(documents.rows_D["num_bytes"].sum()):
+    if int(byte_stop_T[-1]) != int(documents.rows_D["num_bytes"].sum()):
         raise DamageError("TR-WORK-DAMAGED", "tokens do not add up to their documents' bytes", writer.spec.source)
     tokens_NT = np.full((packed.num_samples, writer.spec.seq_len), tokenizer.pad_id, ids_T.dtype)
     pieces = np.stack([packed.sample_P, packed.token_start_P, packed.num_tokens_P, own.start_P, own.flags_P], axis=1)
     border_ids = np.array([tokenizer.bos_id or 0, tokenizer.eos_id or 0], np.int64)
     gather_tokens(tokens_NT, pieces.astype(np.int64), ids_T, border_ids)
-    segments_S = make_segments(
-        packed.token_start_P,
-        first_row + packed.document_P.astype(np.int64),
-        packed.document_token_start_P,
-        byte_start_P,
-        byte_count_P,
+    pieces_P = PieceRanges(
+        sample_P=packed.sample_P.astype(np.int64),
+        token_start_P=packed.token_start_P.astype(np.int64),
+        document_P=packed.document_P.astype(np.int64),
+        document_token_start_P=packed.document_token_start_P.astype(np.int64),
+        num_tokens_P=packed.num_tokens_P.astype(np.int64),
+        base_P=own.document_start_P,
+        start_P=own.start_P,
+        stop_P=own.stop_P,
+        begins_P=own.flags_P & 1,
     )
-    writer.add_samples(tokens_NT, *_with_padding(segments_S, packed, writer.spec.seq_len))
+    columns = split_at_gaps(pieces_P, documents.gaps(), byte_stop_T)
+    segments_S = make_segments(
+        columns.token_start_S,
+        first_row + columns.document_S,
+        columns.document_token_start_S,
+        columns.byte_start_S,
+        columns.byte_count_S,
+    )
+    writer.add_samples(tokens_NT, *_with_padding(segments_S, columns.sample_S, packed, writer.spec.seq_len))
 
 
 @dataclass(frozen=True)
@@ -254,13 +273,13 @@ def _own_ranges(documents: _Documents, packed: PackedWindow, tokenizer: Tokenize
 
 
 def _with_padding(
-    segments_S: SegmentArray, packed: PackedWindow, seq_len: int
+    segments_S: SegmentArray, own_sample_S: NDArray[np.int64], packed: PackedWindow, seq_len: int
 ) -> tuple[SegmentArray, NDArray[np.int64]]:
     """Segments with each sample's padding as its last one, and the number of segments of each sample."""
     filled_N = np.bincount(packed.sample_P, packed.num_tokens_P, packed.num_samples).astype(np.int64)
     short_N = np.flatnonzero(filled_N < seq_len)
     padding = make_segments(filled_N[short_N], np.full(len(short_N), PADDING_ROW, np.int64), 0, 0, 0)
-    sample_S = np.concatenate([packed.sample_P, short_N])
+    sample_S = np.concatenate([own_sample_S, short_N])
     order_S = np.argsort(sample_S, kind="stable")
     joined_S: SegmentArray = np.concatenate([segments_S, padding[: len(short_N)]])[order_S]
     return joined_S, np.bincount(sample_S, minlength=packed.num_samples)

@@ -1,4 +1,4 @@
-"""The verbs ``dedup``, ``mix`` and ``build``: one pipeline, run up to different stages."""
+"""The verbs ``decontaminate``, ``dedup``, ``mix`` and ``build``: one pipeline, run up to different stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ import click
 
 from loader.cli_options import CommonOptions, common_options
 
-__all__ = ["build", "dedup", "mix"]
+__all__ = ["build", "decontaminate", "dedup", "mix"]
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@common_options
+def decontaminate(options: CommonOptions, config: Path) -> None:
+    """Screen the documents of CONFIG by its quality filters and for its benchmarks' items, and report both."""
+    from .pipeline import locked
+    from .run import describe_plan, prepare, run_until
+    from .screen_report import screen_report
+
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    screened = prepared.pipeline.screened()
+    if options.plan:
+        options.output.result(*describe_plan(prepared, screened))
+        return
+    with locked(prepared.pipeline.work):
+        run_until(prepared, screened, options.output)
+        options.output.result(*screen_report(prepared.pipeline))
 
 
 @click.command()
@@ -20,17 +39,24 @@ def dedup(options: CommonOptions, config: Path) -> None:
     from .run import describe_plan, prepare, run_until
 
     prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    pipeline = prepared.pipeline
     if options.plan:
-        options.output.result(*describe_plan(prepared, "decide"))
+        options.output.result(*describe_plan(prepared, pipeline.deduplicated))
         return
     from .account import account_table, dedup_account
+    from .publish import publish_index
 
-    with locked(prepared.pipeline.work):
-        run_until(prepared, "decide", options.output)
-        sources = dedup_account(prepared.pipeline)
-    folder = prepared.pipeline.folder("decide")
+    with locked(pipeline.work):
+        run_until(prepared, pipeline.deduplicated, options.output)
+        sources = dedup_account(pipeline)
+        index = publish_index(pipeline, prepared.output)
+    folder = pipeline.folder("decide")
     files = {"removed": str(folder / "removed.parquet"), "rejected": str(folder / "rejected.parquet")}
-    text = "\n".join([account_table(sources), "", *(f"{name:<8} {path}" for name, path in files.items())])
+    if pipeline.job.config.dedup.against:
+        files["superseded"] = str(folder / "superseded.parquet")
+    if index is not None:
+        files["index"] = str(index)
+    text = "\n".join([account_table(sources), "", *(f"{name:<10} {path}" for name, path in files.items())])
     options.output.result({"sources": sources, **files}, text)
 
 

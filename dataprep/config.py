@@ -15,14 +15,17 @@ from typing import Any, Literal
 from loader.shards.layout import RESERVED_NAMES
 
 from .dedup.config import DedupConfig, HoldoutConfig, IngestConfig
+from .screen_config import DecontaminateConfig, QualityStep
 
 __all__ = [
     "BuildConfig",
+    "DecontaminateConfig",
     "DedupConfig",
     "HoldoutConfig",
     "IngestConfig",
     "MixConfig",
     "PackConfig",
+    "QualityStep",
     "RunConfig",
     "SentencepieceConfig",
     "SentencepieceTrainConfig",
@@ -34,7 +37,7 @@ __all__ = [
 ]
 
 _MAX_SOURCES = 256
-_OPT_OUT = frozenset({"dedup", "exact", "minhash"})
+_MEMORY_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
 _MAX_RATIO = 1e9
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -57,7 +60,10 @@ class SourceConfig:
         format: a key of ``dataprep.formats.FORMATS``.
         text: the field that holds the document's text.
         rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
-        opt_out: dedup methods that leave this source alone, or ``dedup`` for all of them; stated in the report.
+        date: field that ``dedup.keep: newest`` ranks by: ISO 8601 text, or seconds since 1970.
+        quality: field that ``dedup.keep: quality`` ranks by: a number, larger is better.
+        opt_out: what leaves this source alone: dedup methods, or ``dedup`` for all of them; ``quality``, or one of its
+            filters; ``decontaminate``. Stated in the report.
     """
 
     root: str
@@ -65,6 +71,8 @@ class SourceConfig:
     format: str = "jsonl"
     text: str = "text"
     rank: int | None = None
+    date: str | None = None
+    quality: str | None = None
     opt_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,9 +84,6 @@ class SourceConfig:
                 problems.append(f"paths: {pattern!r} must stay below root")
             if any("**" in part and part != "**" for part in pattern.split("/")):
                 problems.append(f"paths: {pattern!r}: ** stands between slashes alone")
-        unknown = sorted(set(self.opt_out) - _OPT_OUT)
-        if unknown:
-            problems.append(f"opt_out: unknown method {unknown[0]!r}; any of {', '.join(sorted(_OPT_OUT))}")
         _raise(problems)
 
 
@@ -190,21 +195,35 @@ class ShardsConfig:
 @dataclass(frozen=True)
 class RunConfig:
     """How to run, never what comes out: not part of any digest. ``workers``: processes; ``work``: folder of
-    intermediate results.
+    intermediate results; ``memory``: what the deciding stages may hold, such as ``4GB``: the rest waits on disk.
     """
 
     workers: int = 2
     engine: str = "local"
     work: str | None = None
     retries: int = 3
+    memory: str = "4GB"
 
     def __post_init__(self) -> None:
         problems = []
+        number, unit = self._memory()
+        if not number.isdecimal() or unit not in _MEMORY_UNITS or not self.memory_bytes >= 1 << 26:
+            problems.append("memory: a whole number with MB, GB, TB, MiB, GiB or TiB, at least 64MiB")
         if not 1 <= self.workers <= 4096:
             problems.append("workers: from 1 to 4096")
         if not 0 <= self.retries <= 100:
             problems.append("retries: from 0 to 100")
         _raise(problems)
+
+    def _memory(self) -> tuple[str, str]:
+        unit = self.memory.lstrip("0123456789")
+        return self.memory[: len(self.memory) - len(unit)], unit.strip()
+
+    @property
+    def memory_bytes(self) -> int:
+        """``memory`` in bytes."""
+        number, unit = self._memory()
+        return int(number or 0) * _MEMORY_UNITS.get(unit, 1)
 
 
 @dataclass(frozen=True)
@@ -216,6 +235,8 @@ class BuildConfig:
     sources: Mapping[str, SourceConfig]
     seed: int = 17
     ingest: IngestConfig = field(default_factory=IngestConfig)
+    quality: tuple[QualityStep, ...] = ()
+    decontaminate: DecontaminateConfig = field(default_factory=DecontaminateConfig)
     dedup: DedupConfig = field(default_factory=DedupConfig)
     holdout: HoldoutConfig = field(default_factory=HoldoutConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -246,7 +267,31 @@ class BuildConfig:
                     f"sources: name {name!r} must start with a letter or digit; letters, digits, '_', '-', '.' only"
                 )
         problems += [f"mix: {problem}" for problem in self._mix_problems()]
+        problems += self._screen_problems()
         _raise(problems)
+
+    def _screen_problems(self) -> list[str]:
+        """Names in ``opt_out`` that nothing has, keep policies without their field, two filters of one name."""
+        from .dedup import METHODS
+
+        names = [step.name for step in self.quality]
+        problems = [
+            f"quality: {name!r} twice: one filter of a name" for name in {n for n in names if names.count(n) > 1}
+        ]
+        known = {"dedup", *METHODS, "quality", *names, "decontaminate"}
+        for source, config in self.sources.items():
+            unknown = sorted(set(config.opt_out) - known)
+            if unknown:
+                listed = ", ".join(sorted(known))
+                problems.append(f"sources: {source}: opt_out knows no {unknown[0]!r}; any of {listed}")
+        fields = {
+            "newest": [s.date for s in self.sources.values()],
+            "quality": [s.quality for s in self.sources.values()],
+        }
+        if not any(fields.get(self.dedup.keep, ["none needed"])):
+            name = "date" if self.dedup.keep == "newest" else "quality"
+            problems.append(f"dedup: keep: {self.dedup.keep} needs a source that names its {name} field")
+        return problems
 
     def _mix_problems(self) -> list[str]:
         """Sources named in ``mix`` that do not exist, and sources that a given ``ratios`` forgets."""

@@ -50,7 +50,8 @@ def load_cuts(folders: Sequence[Path], file: int) -> NDArray[Any]:
     """Cuts of a file by all stages in ``folders``, sorted by record and byte."""
     parts = [np.load(cut_path(folder, file), allow_pickle=False) for folder in folders]
     rows_C: NDArray[Any] = np.concatenate([np.zeros(0, CUT_DTYPE), *parts])
-    return rows_C[np.lexsort((rows_C["byte_count"], rows_C["byte_start"], rows_C["record"]))]
+    ordered: NDArray[Any] = rows_C[np.lexsort((rows_C["byte_count"], rows_C["byte_start"], rows_C["record"]))]
+    return ordered
 
 
 def union_by_record(rows_C: NDArray[Any]) -> dict[int, list[tuple[int, int]]]:

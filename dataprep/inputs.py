@@ -30,7 +30,7 @@ def load_job(config: BuildConfig, base: Path, cache_path: Path | None) -> Job:
     """
     inputs = find_inputs(config, base)
     raw = hash_inputs([(file.source, file.path, file.location) for file in inputs], cache_path)
-    return Job(config, inputs, raw)
+    return Job(config, inputs, raw, base)
 
 
 def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
@@ -46,10 +46,22 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     inputs = []
     for name, source in config.sources.items():
         root = base / source.root
-        opt_out = config.dedup.methods if "dedup" in source.opt_out else source.opt_out
+        opt_out = (*source.opt_out, *(config.dedup.methods if "dedup" in source.opt_out else ()))
         for relative in _relative_paths(name, source, root):
             _check_not_own(name, root / relative, own)
-            inputs.append(InputFile(name, rank[name], str(root), relative, source.format, source.text, tuple(opt_out)))
+            inputs.append(
+                InputFile(
+                    name,
+                    rank[name],
+                    str(root),
+                    relative,
+                    source.format,
+                    source.text,
+                    opt_out=tuple(dict.fromkeys(opt_out)),
+                    date_field=source.date,
+                    quality_field=source.quality,
+                )
+            )
     return tuple(inputs)
 
 

@@ -44,6 +44,7 @@ REMOVED_SCHEMA = pa.schema(
         ("witness_file", pa.string()),
         ("witness_record", pa.int64()),
         ("similarity", pa.float64()),
+        ("reason", pa.string()),
     ]
 )
 

@@ -1,16 +1,17 @@
 """The stages of a job in their order: what each one is made of, which are finished, and running those that are not.
 
-    sign -> decide -> choose -> sample -> tokenizer -> tokenize -> mix -> pack -> write -> (publish)
+    [quality] -> [contamination -> decontaminate] -> sign -> decide -> [anchors -> repeats -> grams -> spans] -> [index]
+    -> choose -> sample -> tokenizer -> tokenize -> mix -> pack -> write -> (publish)
 
-The digest of every stage is known before anything runs, because it is made of configuration, input hashes and
-parents' digests only.
-So a finished job is recognised from the Dataset's manifest alone.
-
+Stages in brackets exist only where the configuration asks for them. The digest of every stage is known before anything
+runs, because it is made of configuration, input hashes and parents' digests only. So a finished job is recognised from
+the Dataset's manifest alone.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ from loader.files import hash_file
 from loader.settings import to_plain
 
 from .buckets import Bucket, BuildFolders
-from .dedup.config import DecideConfig, SignConfig
+from .fates import Fates
 from .job import Job
 from .normalize import RULES_VERSION, UNICODE_VERSION
+from .places import find_index
+from .stage_makers import StageParts, build_folders, decide_config, fates_of, stage_makers
 from .stages import RawFile, Stage, stage_digest
 
 if TYPE_CHECKING:
@@ -35,18 +38,28 @@ if TYPE_CHECKING:
 __all__ = ["STAGES", "Pipeline", "locked", "plan_pipeline"]
 
 STAGES: Mapping[str, int] = {
-    "sign": 1,
-    "decide": 1,
+    "quality": 1,
+    "contamination": 1,
+    "decontaminate": 1,
+    "sign": 2,
+    "decide": 2,
+    "anchors": 1,
+    "repeats": 1,
+    "grams": 1,
+    "spans": 1,
+    "index": 1,
     "choose": 1,
-    "sample": 1,
+    "sample": 2,
     "tokenizer": 1,
-    "tokenize": 1,
-    "mix": 1,
+    "tokenize": 2,
+    "mix": 2,
     "pack": 1,
-    "write": 1,
+    "write": 2,
 }
 """Stage -> version: raised whenever the same configuration and input would give other output."""
 
+_READERS = frozenset({"quality", "contamination", "sign", "decide", "anchors", "grams", "index", "sample", "tokenize"})
+"""Stages that read the raw input."""
 _BUCKET_BYTES = 1 << 28
 _MAX_BUCKET_BITS = 12
 _COMPRESSION = 4  # decompressed over compressed size, for sizing tasks only
@@ -68,6 +81,27 @@ class Pipeline:
     stages: Mapping[str, Stage]
     buckets: tuple[Bucket, ...]
 
+    @property
+    def deduplicated(self) -> str:
+        """The last stage of the verb ``dedup``."""
+        return next(name for name in ("index", "spans", "decide") if name in self.stages)
+
+    def screened(self) -> str:
+        """The last stage of the verb ``decontaminate``.
+
+        Raises:
+            ConfigError: no screen is configured.
+        """
+        for name in ("decontaminate", "quality"):
+            if name in self.stages:
+                return name
+        raise ConfigError(
+            "TR-SCREEN-NONE",
+            "there is nothing to screen for",
+            "decontaminate.benchmarks, quality",
+            "at least one benchmark or quality filter",
+        )
+
     def folder(self, name: str) -> Path:
         """The folder of a stage."""
         return self.stages[name].folder
@@ -84,11 +118,11 @@ class Pipeline:
 
     def build_folders(self) -> BuildFolders:
         """What packing and writing read and write."""
-        return _build_folders({name: stage.folder for name, stage in self.stages.items()})
+        return build_folders({name: stage.folder for name, stage in self.stages.items()})
 
-
-def _build_folders(folders: Mapping[str, Path]) -> BuildFolders:
-    return BuildFolders(folders["tokenizer"], folders["tokenize"], folders["mix"], folders["pack"], folders["write"])
+    def fates(self) -> Fates:
+        """Where the fate of every record stands once all stages that decide are finished."""
+        return fates_of({name: stage.folder for name, stage in self.stages.items()})
 
 
 def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
@@ -100,32 +134,87 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     plans = _StagePlans(job, work)
     config = job.config
     files = len(job.inputs)
-    sign = SignConfig(config.ingest, config.dedup)
-    decide = DecideConfig(config.ingest, config.dedup, config.holdout, config.seed, config.seed)
-    rules = {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
-    plans.add("sign", {**_plain(sign), **rules}, [], files, [_input_identity(job)])
-    plans.add("decide", {**_plain(decide), **rules}, ["sign"], 1)
+    screens = _plan_screens(plans, job)
+    _plan_dedup(plans, job, screens)
+    fates = fates_of(plans.folders)
+    last = [name for name in (*screens, "decide", "spans") if name in plans.digests]
     sentencepiece = config.tokenizer.sentencepiece
     plain = {"tokenizer": to_plain(config.tokenizer), "seed": config.seed, "ratios": to_plain(config.mix.ratios)}
+    loaded = None
     if sentencepiece.train is not None:
-        plans.add("choose", plain, ["decide"], 1)
+        plans.add("choose", plain, last, 1)
         plans.add("sample", plain, ["choose"], files)
         plans.add("tokenizer", plain, ["sample"], 1)
-        loaded = None
     else:
         assert model is not None
         loaded = (model, _model_hash(model))
         policy = {"add_bos": config.tokenizer.add_bos, "add_eos": config.tokenizer.add_eos}
         plans.add("tokenizer", policy, [], 1, [loaded[1]])
-    plans.add("tokenize", {"seed": config.seed}, ["decide", "tokenizer"], files)
+    plans.add("tokenize", {"seed": config.seed}, [*last, "tokenizer"], files)
     plans.add("mix", {"mix": to_plain(config.mix), "seed": config.seed}, ["tokenize"], 1)
     buckets = _buckets(job)
     shape = [[bucket.split, bucket.source, bucket.number, bucket.bits] for bucket in buckets]
     packing = {"pack": to_plain(config.pack), "shards": to_plain(config.shards), "seed": config.seed}
     plans.add("pack", packing, ["mix"], len(buckets), shape)
     plans.add("write", {}, ["pack"], len(buckets))
-    makers = _makers(job, plans.folders, buckets, loaded)
+    makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded))
     return Pipeline(job, work, {name: plans.stage(name, makers[name]) for name in plans.digests}, buckets)
+
+
+def _plan_screens(plans: _StagePlans, job: Job) -> list[str]:
+    """Add the screens that are configured; the names of those that leave verdicts, in order."""
+    config, files = job.config, len(job.inputs)
+    identity = _input_identity(job)
+    rules = {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
+    screens = []
+    if config.quality:
+        steps = {"quality": to_plain(config.quality), "ingest": to_plain(config.ingest), **rules}
+        if any(step.datatrove for step in config.quality):
+            steps["datatrove"] = importlib.metadata.version("datatrove")
+        plans.add("quality", steps, [], files, [identity])
+        screens.append("quality")
+    if config.decontaminate.benchmarks:
+        from .decontaminate import items_identity
+
+        plain = {"decontaminate": to_plain(config.decontaminate), "ingest": to_plain(config.ingest), **rules}
+        items = items_identity(config.decontaminate, job.base)
+        plans.add("contamination", plain, list(screens), files, [identity, items])
+        plans.add("decontaminate", {**plain, "seed": config.seed}, ["contamination"], 1)
+        screens.append("decontaminate")
+    return screens
+
+
+def _plan_dedup(plans: _StagePlans, job: Job, screens: Sequence[str]) -> None:
+    """Signing, deciding, and what follows from the methods."""
+    config, files = job.config, len(job.inputs)
+    rules = {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
+    plans.add("sign", {**_what_signing_uses(job), **rules}, [], files, [_input_identity(job)])
+    decide = _plain(decide_config(job))
+    del decide["dedup"]["write_index"]  # another result beside the same decisions
+    indexes = [hash_file(find_index(job.base, name) / "index.json") for name in config.dedup.against]
+    plans.add("decide", {**decide, **rules}, ["sign", *screens], 1, indexes)
+    last = "decide"
+    if "ngram" in config.dedup.methods:
+        plain = {"ngram": to_plain(config.dedup.ngram), "seed": config.seed, **rules}
+        plans.add("anchors", plain, ["decide"], files)
+        plans.add("repeats", plain, ["anchors"], 1)
+        plans.add("grams", plain, ["repeats"], files)
+        plans.add("spans", plain, ["grams"], 1)
+        last = "spans"
+    if config.dedup.write_index:
+        plans.add("index", {**decide, **rules}, [last], 1)
+
+
+def _what_signing_uses(job: Job) -> dict[str, Any]:
+    """Only what shapes signatures: another threshold or policy must not read a large corpus again."""
+    dedup = job.config.dedup
+    methods = sorted({"minhash", "simhash"} & set(dedup.methods))
+    return {
+        "ingest": to_plain(job.config.ingest),
+        "methods": methods,
+        "minhash": to_plain(dedup.minhash) if "minhash" in methods else None,
+        "order_by": dedup.keep if dedup.keep in ("newest", "quality") else None,
+    }
 
 
 class _StagePlans:
@@ -150,7 +239,7 @@ class _StagePlans:
 
     def stage(self, name: str, make_steps: Callable[[], tuple[PipelineStep, ...]]) -> Stage:
         """The finished stage."""
-        reads_inputs = name in ("sign", "decide", "sample", "tokenize")
+        reads_inputs = name in _READERS
         sizes = tuple(file.size_bytes for file in self._job.raw) if self._num_tasks[name] == len(self._job.raw) else ()
         return Stage(
             name,
@@ -173,7 +262,13 @@ def _plain(config: object) -> dict[str, Any]:
 def _input_identity(job: Job) -> list[object]:
     """Inputs as digests see them; the order of sources is their priority."""
     return [
-        [*raw.identity(), file.rank, file.format, file.text_field, list(file.opt_out)]
+        [
+            *raw.identity(),
+            file.rank,
+            file.format,
+            [file.text_field, file.date_field, file.quality_field],
+            list(file.opt_out),
+        ]
         for raw, file in zip(job.raw, job.inputs, strict=True)
     ]
 
@@ -208,63 +303,6 @@ def _buckets(job: Job) -> tuple[Bucket, ...]:
 
 def _text_bytes(file: RawFile) -> int:
     return file.size_bytes * (1 if file.relative.endswith((".jsonl", ".json", ".txt")) else _COMPRESSION)
-
-
-def _makers(
-    job: Job, folders: Mapping[str, Path], buckets: tuple[Bucket, ...], loaded: tuple[Path, str] | None
-) -> dict[str, Callable[[], tuple[PipelineStep, ...]]]:
-    """Stage -> function that makes its steps; datatrove is imported only when one is called."""
-
-    def sign() -> tuple[PipelineStep, ...]:
-        from .dedup.steps import SignDocuments
-
-        config = SignConfig(job.config.ingest, job.config.dedup)
-        return (SignDocuments(job.inputs, config, folders["sign"]),)
-
-    def decide() -> tuple[PipelineStep, ...]:
-        from .dedup.steps import DecideDocuments
-
-        config = job.config
-        whole = DecideConfig(config.ingest, config.dedup, config.holdout, config.seed, config.seed)
-        return (DecideDocuments(job.inputs, whole, folders["sign"], folders["decide"]),)
-
-    def choose() -> tuple[PipelineStep, ...]:
-        from .tokenizer_stage import ChooseSample
-
-        return (ChooseSample(job, (folders["sign"], folders["decide"], folders["choose"])),)
-
-    def sample() -> tuple[PipelineStep, ...]:
-        from .tokenizer_stage import SampleTexts
-
-        return (SampleTexts(job, (folders["sign"], folders["choose"], folders["sample"])),)
-
-    def tokenizer() -> tuple[PipelineStep, ...]:
-        from .tokenizer_stage import MakeTokenizer
-
-        return (MakeTokenizer(job.config.tokenizer, folders["tokenizer"], folders.get("sample"), loaded),)
-
-    def tokenize() -> tuple[PipelineStep, ...]:
-        from .tokenize import TokenizeDocuments
-
-        places = (folders["sign"], folders["decide"], folders["tokenizer"], folders["tokenize"])
-        return (TokenizeDocuments(job, places),)
-
-    def mix() -> tuple[PipelineStep, ...]:
-        from .mix_stage import MixDocuments
-
-        return (MixDocuments(job, (folders["tokenize"], folders["tokenizer"], folders["mix"])),)
-
-    def pack() -> tuple[PipelineStep, ...]:
-        from .build import PackDocuments
-
-        return (PackDocuments(job, _build_folders(folders), buckets),)
-
-    def write() -> tuple[PipelineStep, ...]:
-        from .build import WriteShards
-
-        return (WriteShards(job, _build_folders(folders), buckets),)
-
-    return {maker.__name__: maker for maker in (sign, decide, choose, sample, tokenizer, tokenize, mix, pack, write)}
 
 
 @contextmanager

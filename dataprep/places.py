@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loader.errors import RefusedError
+from loader.errors import ConfigError, RefusedError
 from loader.shards.dataset import read_manifest
 
 from .config import BuildConfig
 
-__all__ = ["SPLITS", "config_paths", "existing_build", "split_outputs"]
+__all__ = ["SPLITS", "config_paths", "existing_build", "find_index", "index_output", "split_outputs"]
 
 SPLITS = ("train", "validation")
 """Names of the splits; a split's number is its place here."""
@@ -31,6 +31,29 @@ def config_paths(config: BuildConfig, base: Path) -> tuple[Path, Path, Path | No
 def split_outputs(output: Path) -> tuple[Path, Path]:
     """Folders of the training and of the validation Dataset."""
     return output, output.with_name(f"{output.name}-validation")
+
+
+def index_output(output: Path) -> Path:
+    """Folder of the Index that a job leaves beside its training Dataset."""
+    return output.with_name(f"{output.name}-index")
+
+
+def find_index(base: Path, name: str) -> Path:
+    """The folder of an Index: ``name`` itself, or the one beside the Dataset ``name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    place = base / name
+    for folder in (place, index_output(place)):
+        if (folder / "index.json").is_file():
+            return folder
+    raise ConfigError(
+        "TR-INDEX-MISSING",
+        "there is no Index",
+        str(place),
+        "a folder with index.json, or a Dataset that was built with dedup.write_index: true",
+    )
 
 
 def existing_build(path: Path) -> str | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loader.canonical import digest_of
@@ -28,25 +27,14 @@ from loader.text.tokenizers import load_tokenizer
 
 from .account import Written
 from .config import semantic_of
-from .mix_stage import REMOVED_SCHEMA, write_parquet
+from .mix_stage import REMOVED_SCHEMA
 from .pipeline import Pipeline
-from .places import SPLITS, existing_build, split_outputs
+from .places import SPLITS, existing_build, index_output, split_outputs
+from .tables import CUTS_SCHEMA, copy_tables, cut_batches, write_batches
 
-__all__ = ["CUTS_SCHEMA", "Published", "publish"]
+__all__ = ["Published", "publish", "publish_index"]
 
-CUTS_SCHEMA = pa.schema(
-    [
-        ("document", pa.uint64()),
-        ("source", pa.string()),
-        ("file", pa.string()),
-        ("record", pa.int64()),
-        ("method", pa.string()),
-        ("byte_start", pa.int64()),
-        ("byte_count", pa.int64()),
-        ("witness_document", pa.uint64()),
-    ]
-)
-_TABLES = ("removed.parquet", "cuts.parquet", "rejected.parquet", "report.html")
+_OPTIONAL_TABLES = (("decide", "superseded.parquet"), ("decontaminate", "contamination.parquet"))
 
 
 @dataclass(frozen=True)
@@ -120,9 +108,8 @@ def _finish(
         write_atomic(folder / "tokenizer" / path.name, path.read_bytes())
         extra.append(f"tokenizer/{path.name}")
     if split == 0:
-        _write_tables(pipeline, folder)
+        extra += [*_write_tables(pipeline, folder), "report.html"]
         write_atomic(folder / "report.html", report.encode())
-        extra += _TABLES
     roots = {name: _root(job.config.sources[name].root, facts["base"], facts["output"]) for name in job.config.sources}
     write_atomic(folder / "job.json", json.dumps({"roots": roots, **facts["job"]}, indent=1, sort_keys=True).encode())
     tokenizer = load_tokenizer(folder / "tokenizer")
@@ -149,13 +136,59 @@ def _root(root: str, base: Path, output: Path) -> str:
     return root if os.path.isabs(root) else os.path.relpath(base / root, output)
 
 
-def _write_tables(pipeline: Pipeline, folder: Path) -> None:
-    """removed (deduplication, then mix), rejected and cuts."""
-    removed = pq.read_table(pipeline.folder("decide") / "removed.parquet").cast(REMOVED_SCHEMA)
-    mixed_out = pq.read_table(pipeline.folder("mix") / "mixed_out.parquet").cast(REMOVED_SCHEMA)
-    write_parquet(folder / "removed.parquet", pa.concat_tables([removed, mixed_out]))
-    write_parquet(folder / "rejected.parquet", pq.read_table(pipeline.folder("decide") / "rejected.parquet"))
-    write_parquet(folder / "cuts.parquet", CUTS_SCHEMA.empty_table())
+def _write_tables(pipeline: Pipeline, folder: Path) -> list[str]:
+    """removed (screens and deduplication, then mix), rejected, cuts and what else the stages list; their names."""
+    decided = pipeline.folder("decide")
+    removed = [table / "removed.parquet" for table in pipeline.fates().tables]
+    removed.append(pipeline.folder("mix") / "mixed_out.parquet")
+    copy_tables(folder / "removed.parquet", removed, REMOVED_SCHEMA)
+    rejected = decided / "rejected.parquet"
+    copy_tables(folder / "rejected.parquet", [rejected], pq.read_schema(rejected))
+    write_batches(folder / "cuts.parquet", CUTS_SCHEMA, cut_batches(pipeline))
+    names = ["removed.parquet", "cuts.parquet", "rejected.parquet"]
+    for stage, name in _OPTIONAL_TABLES:
+        path = pipeline.folder(stage) / name if stage in pipeline.stages else None
+        if path is not None and path.is_file() and pq.read_metadata(path).num_rows:
+            copy_tables(folder / name, [path], pq.read_schema(path))
+            names.append(name)
+    return names
+
+
+def publish_index(pipeline: Pipeline, output: Path) -> Path | None:
+    """Copy the Index of a finished ``index`` stage beside ``output``; None if the job writes none.
+
+    Raises:
+        RefusedError: another Index, or something else, is there.
+    """
+    if "index" not in pipeline.stages:
+        return None
+    made, place = pipeline.folder("index") / "index", index_output(output)
+    wanted = (made / "index.json").read_bytes()
+    if place.exists():
+        found = place / "index.json"
+        if not found.is_file() or found.read_bytes() != wanted:
+            raise RefusedError(
+                "TR-INDEX-OTHER",
+                "something else is where the Index goes; an Index is written once",
+                str(place),
+                "the Index of this very job",
+                "choose another output, or move the old Index away",
+            )
+        return place
+    staging = pipeline.work / f"{TEMPORARY_PREFIX}{os.getpid()}-index"
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.copytree(made, staging, copy_function=_link_or_copy)
+    _move(staging, place)
+    return place
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    """A hard link where the file system has them: an Index is as large as the text."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 def _move(staging: Path, place: Path) -> None:

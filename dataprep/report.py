@@ -14,8 +14,6 @@ from loader.page import Block, Chart, Facts, Prose, Section, Table, render_page
 
 __all__ = ["dataset_page", "write_dataset_report"]
 
-_FATES = ("trained", "held out", "exact", "minhash", "mix", "rejected")
-
 
 def write_dataset_report(path: Path, out: Path | None = None) -> Path:
     """Write the report of the Dataset at ``path`` to ``out``; returns where it is.
@@ -51,45 +49,51 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
     return render_page("Dataset", sections, f"{len(sources)} sources, seed {config['seed']}")
 
 
-def _fates(row: Mapping[str, Any]) -> list[int]:
-    removed = row["removed"]
-    return [
-        row["trained"],
-        row["held_out"],
-        removed["exact"],
-        removed["minhash"],
-        removed["mix"],
-        row["rejected"],
-    ]
+def _fates(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Fate -> documents of each source; ways of being removed that took nothing anywhere are left out."""
+    rows = list(sources.values())
+    methods = [method for method in rows[0]["removed"] if any(row["removed"][method] for row in rows)]
+    fates = {"trained": [row["trained"] for row in rows], "held out": [row["held_out"] for row in rows]}
+    fates |= {method: [row["removed"][method] for row in rows] for method in methods}
+    return {**fates, "rejected": [row["rejected"] for row in rows]}
 
 
 def _funnel(sources: Mapping[str, Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Law 1, by source, as table and as bars."""
-    rows = [[name, row["records"], *_fates(row)] for name, row in sources.items()]
-    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(_FATES) + 2))])
-    traces = [
-        {"type": "bar", "name": fate, "x": list(sources), "y": [_fates(row)[i] for row in sources.values()]}
-        for i, fate in enumerate(_FATES)
+    fates = _fates(sources)
+    rows = [
+        [name, row["records"], *(counts[i] for counts in fates.values())]
+        for i, (name, row) in enumerate(sources.items())
     ]
+    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(fates) + 2))])
+    traces = [{"type": "bar", "name": fate, "x": list(sources), "y": counts} for fate, counts in fates.items()]
     law = Prose("Every record is in exactly one column: records = trained + held out + removed + rejected (checked).")
     opted_out = [f"Source {s['name']} opted out of: {', '.join(s['opt_out'])}." for s in settings if s["opt_out"]]
     return [
         law,
         *(Prose(text) for text in opted_out),
-        Table(["source", "records", *_FATES], rows),
+        Table(["source", "records", *fates], rows),
         Chart("Documents of each source by what became of them.", traces, {"barmode": "stack"}),
         Prose(
-            "Each removal with its witness: removed.parquet. Each rejected record with its reason: rejected.parquet."
+            "Each removal with its witness or reason: removed.parquet. Each passage that was cut: cuts.parquet. Each "
+            "rejected record with its reason: rejected.parquet."
         ),
     ]
 
 
 def _bytes(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     rows = [
-        [name, row["bytes"], row["trained_bytes"], row["held_out_bytes"], sum(row["removed_bytes"].values())]
+        [
+            name,
+            row["bytes"],
+            row["trained_bytes"],
+            row["held_out_bytes"] - row["held_out_cut_bytes"],
+            row["trained_cut_bytes"] + row["held_out_cut_bytes"],
+            sum(row["removed_bytes"].values()),
+        ]
         for name, row in sources.items()
     ]
-    return [Table(["source", "in", "trained", "held out", "removed"], rows)]
+    return [Table(["source", "in", "trained", "held out", "cut", "removed"], rows)]
 
 
 def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:

@@ -18,6 +18,7 @@ from loader.progress import Progress
 from loader.settings import load_config, to_plain
 
 from .config import BuildConfig, semantic_of
+from .dedup.expect import removal_rows, removal_text
 from .engines import EngineOptions, check_engine, make_engine, run_stage
 from .inputs import check_names, load_job
 from .pipeline import Pipeline, locked, plan_pipeline
@@ -91,6 +92,7 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
         "output": str(prepared.output),
         "work": str(pipeline.work),
         "sources": sources,
+        "removal_probability": removal_rows(config.dedup),
         "stages": stages,
     }
     width = max(len(name) for name in sources)
@@ -98,7 +100,7 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
     lines += [
         f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
     ]
-    lines += ["", "stages"]
+    lines += ["", removal_text(config.dedup), "", "stages"]
     lines += [f"  {s['stage']:<10} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
     return plan, "\n".join(lines)
 
@@ -113,6 +115,8 @@ def run_until(
     """
     run = prepared.pipeline.job.config.run
     check_names(prepared.pipeline.job.config)
+    if prepared.pipeline.stages["decide"].incomplete_ranks():
+        output.note(removal_text(prepared.pipeline.job.config.dedup))
     engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))
     for stage in prepared.pipeline.until(last):
         started = time.monotonic()
@@ -181,13 +185,13 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
 def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None:
     """All stages, the tables that belong between them, the account, the Datasets."""
     from .account import account, account_table, dedup_account, read_written
-    from .publish import publish
+    from .publish import publish, publish_index
     from .report import dataset_page
 
     pipeline = prepared.pipeline
 
     def after(stage: Stage) -> None:
-        if stage.name == "decide":
+        if stage.name == pipeline.deduplicated:
             output.note(account_table(dedup_account(pipeline)))
         elif stage.name == "mix":
             output.note(mix_text(pipeline))
@@ -205,6 +209,7 @@ def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None
         "package_version": package_version(),
         "job": _job_facts(prepared, started),
     }
+    publish_index(pipeline, prepared.output)
     publish(pipeline, prepared.output, written, page, facts)
 
 

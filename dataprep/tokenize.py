@@ -2,9 +2,9 @@
 
 One task a file. ``documents.<file>.npy`` (``TOKENISED_DTYPE``, sorted by split and key) names each document's place in
 ``tokens.<file>.bin``: its ids without BOS and EOS, as u2 or u4 by vocabulary; for a lossy tokenizer pairs (id, bytes
-of the text)
-as u4. A bucket is a range of keys, so each run of the file holds it in one piece, and packing reads buckets in a few
-long reads.
+of the text) as u4. A bucket is a range of keys, so each run of the file holds it in one piece, and packing reads
+buckets in a few long reads. Cuts are passed over: each piece of text between them is encoded by itself, and
+``gaps.<file>.npy`` (``cut_segments.GAP_DTYPE``) says where something is missing.
 
 Legend: D documents, T tokens, N documents of a batch.
 """
@@ -27,8 +27,11 @@ from loader.shards.layout import token_dtype
 from loader.text.records import document_ids
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
+from .cut_segments import GAP_DTYPE
+from .cuts import kept_pieces
 from .dedup.signatures import load_summary
 from .documents import DocumentBatch, Status
+from .fates import Fates, check_cut
 from .formats import ReadOptions, read_file
 from .job import Job
 from .keys import document_keys
@@ -44,11 +47,13 @@ TOKENISED_DTYPE = np.dtype(
         ("record", "<u8"),
         ("record_start", "<u8"),
         ("num_bytes", "<u8"),
+        ("cut_bytes", "<u8"),
         ("num_tokens", "<u8"),
         ("place", "<u8"),
     ]
 )
-"""A tokenised document: ``split`` = its place in ``places.SPLITS``; ``num_tokens`` without BOS and EOS; ``place`` =
+"""A tokenised document: ``split`` = its place in ``places.SPLITS``; ``num_bytes`` of text that its tokens stand for,
+``cut_bytes`` that are passed over; ``num_tokens`` without BOS and EOS; ``place`` =
 its first token's number in the tokens file.
 """
 
@@ -71,58 +76,69 @@ class _Run:
     num_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class _File:
+    """What is known of the file that is being tokenised, and what is collected about it."""
+
+    status_R: NDArray[np.uint8]
+    cut_ranges: dict[int, list[tuple[int, int]]]
+    tables: list[NDArray[np.void]] = field(default_factory=list)
+    gaps: list[tuple[int, int, int]] = field(default_factory=list)
+
+
 class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
-    """See the module. ``folders``: the sign, the decide and the tokenizer stage's, and the one to write to."""
+    """See the module. ``folders``: the sign and the tokenizer stage's, and the one to write to."""
 
     name = "tokenize documents"
     type = "tokenreel"
 
-    def __init__(self, job: Job, folders: tuple[Path, Path, Path, Path]) -> None:
+    def __init__(self, job: Job, fates: Fates, folders: tuple[Path, Path, Path]) -> None:
         super().__init__()
         self.job = job
-        self.signed, self.decided, self.tokenizer_stage, self.out = folders
+        self.fates = fates
+        self.signed, self.tokenizer_stage, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Tokenise file ``rank``.
 
         Raises:
             RefusedError: the file is not, to the byte, the one that was deduplicated.
+            DamageError: a cut does not fit its document.
         """
         tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
-        status_R = np.load(self.decided / f"status.{rank:05d}.npy", allow_pickle=False)
-        tables: list[NDArray[np.void]] = []
+        file = _File(self.fates.status_of_file(rank), self.fates.ranges_of_file(rank))
         check_unchanged([self.job.raw[rank]])
-        write_atomic(self.out / f"tokens.{rank:05d}.bin", self._runs(rank, tokenizer, status_R, tables))
+        write_atomic(self.out / f"tokens.{rank:05d}.bin", self._runs(rank, tokenizer, file))
         check_unchanged([self.job.raw[rank]])
-        table_D = np.concatenate([np.zeros(0, TOKENISED_DTYPE), *tables])
+        gaps_G = np.array(sorted(file.gaps), GAP_DTYPE)
+        write_atomic(self.out / f"gaps.{rank:05d}.npy", npy_bytes(gaps_G))
+        table_D = np.concatenate([np.zeros(0, TOKENISED_DTYPE), *file.tables])
         table_D = table_D[np.lexsort((table_D["key"], table_D["split"]))]
         write_atomic(self.out / f"documents.{rank:05d}.npy", npy_bytes(table_D))
         self.stat_update("documents", value=len(table_D), unit="file")
         self.stat_update("tokens", value=int(table_D["num_tokens"].sum()), unit="file")
         return iter(())
 
-    def _runs(
-        self, file: int, tokenizer: Tokenizer, status_R: NDArray[np.uint8], tables: list[NDArray[np.void]]
-    ) -> Iterator[bytes]:
-        """Tokens of the file, run by run; the documents of each run are appended to ``tables``."""
-        keep_R = (status_R == Status.KEPT) | (status_R == Status.HELD_OUT)
+    def _runs(self, rank: int, tokenizer: Tokenizer, file: _File) -> Iterator[bytes]:
+        """Tokens of the file, run by run; the documents of each run are appended to its tables."""
+        keep_R = (file.status_R == Status.KEPT) | (file.status_R == Status.HELD_OUT)
         options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
         run, place = _Run(), 0
         if keep_R.any():
-            expected = load_summary(self.signed, file)
-            for batch in read_file(self.job.inputs[file], file, options=options, keep_R=keep_R, expected=expected):
-                self._add_batch(batch, tokenizer, status_R, run)
+            expected = load_summary(self.signed, rank)
+            for batch in read_file(self.job.inputs[rank], rank, options=options, keep_R=keep_R, expected=expected):
+                self._add_batch(batch, tokenizer, file, run)
                 if run.num_tokens >= _RUN_TOKENS:
-                    yield self._flush(run, place, tokenizer, tables)
+                    yield self._flush(run, place, tokenizer, file.tables)
                     place += run.num_tokens
                     run = _Run()
-        yield self._flush(run, place, tokenizer, tables)
+        yield self._flush(run, place, tokenizer, file.tables)
 
-    def _add_batch(self, batch: DocumentBatch, tokenizer: Tokenizer, status_R: NDArray[np.uint8], run: _Run) -> None:
+    def _add_batch(self, batch: DocumentBatch, tokenizer: Tokenizer, file: _File, run: _Run) -> None:
         inputs, seed = self.job.inputs[batch.file], self.job.config.seed
         ids_N = document_ids(inputs.source, inputs.path, batch.record_N, seed)
         keys_N = document_keys(ids_N, seed, "bucket")
-        split_N = (status_R[batch.record_N] == Status.HELD_OUT).astype(np.uint8)
+        split_N = (file.status_R[batch.record_N] == Status.HELD_OUT).astype(np.uint8)
         columns = zip(
             split_N.tolist(),
             keys_N.tolist(),
@@ -133,14 +149,20 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         )
         dtype = stored_dtype(tokenizer)
         for text, row in zip(_batch_texts(batch), columns, strict=True):
-            ids_T, num_bytes_T = tokenizer.encode(text)
+            cut = file.cut_ranges.get(row[3])
+            if cut is None:
+                ids_T, num_bytes_T = tokenizer.encode(text)
+            else:
+                check_cut(text, cut, f"{inputs.path} record {row[3]}")
+                ids_T, num_bytes_T = _encode_pieces(text, row[3], cut, tokenizer, file.gaps)
             if tokenizer.lossless:
                 stored_T = ids_T.astype(dtype)
             else:
                 stored_T = np.empty(len(ids_T), dtype)
                 stored_T["id"], stored_T["num_bytes"] = ids_T, num_bytes_T
+            cut_bytes = sum(stop - start for start, stop in cut or ())
             run.tokens.append(stored_T)
-            run.rows.append((*row, len(text), len(ids_T), 0))
+            run.rows.append((*row, len(text) - cut_bytes, cut_bytes, len(ids_T), 0))
             run.num_tokens += len(ids_T)
 
     @staticmethod
@@ -155,6 +177,23 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         ordered = [run.tokens[i] for i in order_D.tolist()]
         joined: NDArray[Any] = np.concatenate([np.zeros(0, stored_dtype(tokenizer)), *ordered])
         return bytes(joined.tobytes())
+
+
+def _encode_pieces(
+    text: bytes, record: int, cut: list[tuple[int, int]], tokenizer: Tokenizer, gaps: list[tuple[int, int, int]]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Tokens of what is left of a text, piece by piece; where bytes are missing goes to ``gaps``."""
+    ids, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    num_tokens = end = 0
+    for start, stop in kept_pieces(cut, len(text)):
+        if start > end:
+            gaps.append((record, num_tokens, start - end))
+        ids_T, num_bytes_T = tokenizer.encode(text[start:stop])
+        ids.append(ids_T)
+        sizes.append(num_bytes_T)
+        num_tokens += len(ids_T)
+        end = stop
+    return np.concatenate(ids), np.concatenate(sizes)
 
 
 def _batch_texts(batch: DocumentBatch) -> Iterator[bytes]:

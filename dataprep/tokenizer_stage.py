@@ -31,8 +31,10 @@ from loader.text.records import document_ids
 from loader.text.tokenizers import write_tokenizer
 
 from .config import SentencepieceTrainConfig, TokenizerConfig
+from .cuts import kept_pieces
 from .dedup.signatures import load_summary
-from .documents import Status
+from .documents import DocumentBatch, Status
+from .fates import Fates
 from .formats import ReadOptions, read_file
 from .job import Job
 from .keys import document_keys
@@ -47,10 +49,10 @@ _COVERAGES = (0.9995, 0.998, 0.99, 0.97, 0.94, 0.9, 0.8, 0.6)
 _RESERVED = {0: " ", 0x2581: " ", 0x2585: " "}  # marks that sentencepiece's trainer uses itself
 
 
-def _kept_documents(signed: Path, decided: Path, file: int) -> NDArray[np.void]:
+def _kept_documents(signed: Path, fates: Fates, file: int) -> NDArray[np.void]:
     """Rows (record, record_start, size_bytes, ...) of a file's documents whose status is KEPT."""
     documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
-    status_R = np.load(decided / f"status.{file:05d}.npy", allow_pickle=False)
+    status_R = fates.status_of_file(file)
     kept: NDArray[np.void] = documents_D[status_R[documents_D["record"]] == Status.KEPT]
     return kept
 
@@ -61,17 +63,18 @@ class ChooseSample(PipelineStep):  # type: ignore[misc]
     name = "choose tokenizer sample"
     type = "tokenreel"
 
-    def __init__(self, job: Job, folders: tuple[Path, Path, Path]) -> None:
-        """``folders``: the sign and the decide stage's, and the one to write to."""
+    def __init__(self, job: Job, fates: Fates, folders: tuple[Path, Path]) -> None:
+        """``folders``: the sign stage's, and the one to write to."""
         super().__init__()
         self.job = job
-        self.signed, self.decided, self.out = folders
+        self.fates = fates
+        self.signed, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Write ``records.<file>.npy``: record numbers to read, ascending."""
         train = self.job.config.tokenizer.sentencepiece.train
         assert train is not None
-        kept = {file: _kept_documents(self.signed, self.decided, file) for file in range(len(self.job.inputs))}
+        kept = {file: _kept_documents(self.signed, self.fates, file) for file in range(len(self.job.inputs))}
         sizes = dict.fromkeys(self.job.config.sources, 0)
         for file, documents_D in kept.items():
             sizes[self.job.inputs[file].source] += int(documents_D["size_bytes"].sum())
@@ -107,15 +110,17 @@ def _cap_bytes(budget_bytes: int) -> int:
 
 
 class SampleTexts(PipelineStep):  # type: ignore[misc]
-    """One task a file: the chosen texts with their keys, as Arrow IPC ``texts.<file>.arrow``."""
+    """One task a file: the chosen texts, without what is cut from them, with their keys, as Arrow IPC
+    ``texts.<file>.arrow``."""
 
     name = "sample texts"
     type = "tokenreel"
 
-    def __init__(self, job: Job, folders: tuple[Path, Path, Path]) -> None:
+    def __init__(self, job: Job, fates: Fates, folders: tuple[Path, Path, Path]) -> None:
         """``folders``: the sign and the choose stage's, and the one to write to."""
         super().__init__()
         self.job = job
+        self.fates = fates
         self.signed, self.chosen, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
@@ -130,13 +135,14 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
         if len(records):
             keep_R = np.zeros(int(records[-1]) + 1, np.bool_)
             keep_R[records] = True
+            ranges = self.fates.ranges_of_file(rank)
             check_unchanged([self.job.raw[rank]])
             options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
             expected = load_summary(self.signed, rank)
             for batch in read_file(inputs, rank, options=options, keep_R=keep_R, expected=expected):
                 ids_D = document_ids(inputs.source, inputs.path, batch.record_N, self.job.config.seed)
                 keys_D = document_keys(ids_D, self.job.config.seed, "tokenizer sample")
-                tables.append(pa.table({"key": pa.array(keys_D), "text": batch.text}))
+                tables.append(pa.table({"key": pa.array(keys_D), "text": _uncut(batch, ranges)}))
             check_unchanged([self.job.raw[rank]])
         schema = pa.schema([("key", pa.uint64()), ("text", pa.large_string())])
         sink = io.BytesIO()
@@ -146,6 +152,17 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
         write_atomic(self.out / f"texts.{rank:05d}.arrow", sink.getvalue())
         self.stat_update("documents", value=len(records), unit="file")
         return iter(())
+
+
+def _uncut(batch: DocumentBatch, ranges: Mapping[int, list[tuple[int, int]]]) -> pa.LargeStringArray:
+    """The batch's texts without what is cut from them."""
+    if not any(record in ranges for record in batch.record_N.tolist()):
+        return batch.text
+    texts = []
+    for record, text in zip(batch.record_N.tolist(), batch.text.to_pylist(), strict=True):
+        data = text.encode()
+        texts.append(b"".join(data[start:stop] for start, stop in kept_pieces(ranges.get(record, []), len(data))))
+    return pa.array([text.decode() for text in texts], pa.large_string())
 
 
 class MakeTokenizer(PipelineStep):  # type: ignore[misc]

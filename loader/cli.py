@@ -25,6 +25,7 @@ __all__ = ["VERBS", "check_packages", "group", "main"]
 # verb -> ("module:function", the one line that `tokenreel --help` shows without importing the module)
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("loader.demo:demo", "The whole story on text that every Python installation holds."),
+    "decontaminate": ("dataprep.cli:decontaminate", "Screen documents by quality filters and for benchmark items."),
     "dedup": ("dataprep.cli:dedup", "Read and deduplicate; lists every removal with its witness."),
     "mix": ("dataprep.cli:mix", "Everything up to the token budget of each source."),
     "build": ("dataprep.cli:build", "Raw documents to a dataset of packed token shards."),

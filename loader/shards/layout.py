@@ -130,6 +130,8 @@ RESERVED_NAMES = frozenset(
         "removed.parquet",
         "cuts.parquet",
         "rejected.parquet",
+        "superseded.parquet",
+        "contamination.parquet",
         "tokenizer",
         "index",
     }

@@ -381,8 +381,8 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
         monkeypatch.setattr(tokenize, "_RUN_TOKENS", run_tokens)
         monkeypatch.setattr(tokenize, "ReadOptions", lambda line_limit_bytes: ReadOptions(line_limit_bytes, 2000))
         out = tmp_path / str(run_tokens)
-        sign, decide, maker = (stages.folder(name) for name in ("sign", "decide", "tokenizer"))
-        step = tokenize.TokenizeDocuments(stages.job, (sign, decide, maker, out))
+        sign, maker = (stages.folder(name) for name in ("sign", "tokenizer"))
+        step = tokenize.TokenizeDocuments(stages.job, stages.fates(), (sign, maker, out))
         list(step.run(None, 0, 4))
         table_D = np.load(out / "documents.00000.npy")
         tokens_T = np.fromfile(out / "tokens.00000.bin", tokenize.stored_dtype(tokenizer))
@@ -405,10 +405,10 @@ def test_input_changed_behind_an_unchanged_size_and_time_is_refused(built: Built
     inputs = (replace(stages.job.inputs[0], root=str(tmp_path)), *stages.job.inputs[1:])
     raw = replace(stages.job.raw[0], path=str(place), mtime_ns=status.st_mtime_ns)
     job = Job(stages.job.config, inputs, (raw, *stages.job.raw[1:]))
-    sign, decide, choose, tokenizer = (stages.folder(name) for name in ("sign", "decide", "choose", "tokenizer"))
+    sign, choose, tokenizer = (stages.folder(name) for name in ("sign", "choose", "tokenizer"))
     steps = (
-        tokenizer_stage.SampleTexts(job, (sign, choose, tmp_path / "sample")),
-        tokenize.TokenizeDocuments(job, (sign, decide, tokenizer, tmp_path / "tokenize")),
+        tokenizer_stage.SampleTexts(job, stages.fates(), (sign, choose, tmp_path / "sample")),
+        tokenize.TokenizeDocuments(job, stages.fates(), (sign, tokenizer, tmp_path / "tokenize")),
     )
     for step in steps:
         list(step.run(None, 0, 4))

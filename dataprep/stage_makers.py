@@ -1,0 +1,162 @@
+"""Stage -> function that makes its steps. datatrove and the kernels are imported only when one is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .buckets import Bucket, BuildFolders
+from .dedup.config import DecideConfig, SignConfig
+from .documents import Status
+from .fates import Fates
+from .job import Job
+
+if TYPE_CHECKING:
+    from datatrove.pipeline.base import PipelineStep
+
+__all__ = ["StageParts", "build_folders", "decide_config", "fates_of", "sign_config", "stage_makers"]
+
+SCREENS: Mapping[str, Status] = {
+    "quality": Status.REMOVED_QUALITY,
+    "decontaminate": Status.REMOVED_CONTAMINATED,
+}
+"""Stages that leave verdicts, in their order, and what their removals are called."""
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """What the makers draw on.
+
+    Attributes:
+        job: configuration and inputs.
+        folders: stage -> folder, of the stages that exist.
+        fates: where statuses and cuts will stand.
+        buckets: tasks of pack and write.
+        loaded: tokenizer model to load and its hash; None = train one.
+    """
+
+    job: Job
+    folders: Mapping[str, Path]
+    fates: Fates
+    buckets: tuple[Bucket, ...]
+    loaded: tuple[Path, str] | None
+
+
+def sign_config(job: Job) -> SignConfig:
+    """What signing depends on."""
+    return SignConfig(job.config.ingest, job.config.dedup)
+
+
+def decide_config(job: Job) -> DecideConfig:
+    """What deciding depends on."""
+    config = job.config
+    return DecideConfig(config.ingest, config.dedup, config.holdout, config.seed, config.seed)
+
+
+def fates_of(folders: Mapping[str, Path]) -> Fates:
+    """Where statuses, cuts and removals stand, given the folders of the stages that exist."""
+    return Fates(
+        status=folders.get("spans", folders["decide"]),
+        cuts=tuple(folders[name] for name in (*SCREENS, "spans") if name in folders),
+        tables=tuple(folders[name] for name in ("decide", "spans") if name in folders),
+    )
+
+
+def build_folders(folders: Mapping[str, Path]) -> BuildFolders:
+    """Folders that packing and writing read and write."""
+    return BuildFolders(folders["tokenizer"], folders["tokenize"], folders["mix"], folders["pack"], folders["write"])
+
+
+_Maker = Callable[[StageParts], "tuple[PipelineStep, ...]"]
+
+
+def _quality(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .quality import QualityDocuments
+
+    return (
+        QualityDocuments(parts.job.inputs, parts.job.config.quality, parts.job.config.ingest, parts.folders["quality"]),
+    )
+
+
+def _sign(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .dedup.steps import SignDocuments
+
+    return (SignDocuments(parts.job.inputs, sign_config(parts.job), parts.folders["sign"]),)
+
+
+def _decide(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .dedup.steps import DecideDocuments
+
+    folders = parts.folders
+    return (DecideDocuments(parts.job.inputs, decide_config(parts.job), folders["sign"], folders["decide"]),)
+
+
+def _choose(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .tokenizer_stage import ChooseSample
+
+    return (ChooseSample(parts.job, parts.fates, (parts.folders["sign"], parts.folders["choose"])),)
+
+
+def _sample(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .tokenizer_stage import SampleTexts
+
+    folders = parts.folders
+    return (SampleTexts(parts.job, parts.fates, (folders["sign"], folders["choose"], folders["sample"])),)
+
+
+def _tokenizer(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .tokenizer_stage import MakeTokenizer
+
+    folders = parts.folders
+    return (MakeTokenizer(parts.job.config.tokenizer, folders["tokenizer"], folders.get("sample"), parts.loaded),)
+
+
+def _tokenize(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .tokenize import TokenizeDocuments
+
+    folders = parts.folders
+    return (TokenizeDocuments(parts.job, parts.fates, (folders["sign"], folders["tokenizer"], folders["tokenize"])),)
+
+
+def _mix(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .mix_stage import MixDocuments
+
+    folders = parts.folders
+    return (MixDocuments(parts.job, (folders["tokenize"], folders["tokenizer"], folders["mix"])),)
+
+
+def _pack(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .build import PackDocuments
+
+    return (PackDocuments(parts.job, build_folders(parts.folders), parts.buckets),)
+
+
+def _write(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .build import WriteShards
+
+    return (WriteShards(parts.job, build_folders(parts.folders), parts.buckets),)
+
+
+_MAKERS: Mapping[str, _Maker] = {
+    "quality": _quality,
+    "sign": _sign,
+    "decide": _decide,
+    "choose": _choose,
+    "sample": _sample,
+    "tokenizer": _tokenizer,
+    "tokenize": _tokenize,
+    "mix": _mix,
+    "pack": _pack,
+    "write": _write,
+}
+
+
+def stage_makers(parts: StageParts) -> dict[str, Callable[[], tuple[PipelineStep, ...]]]:
+    """Makers of all stages that exist."""
+    return {name: _bound(_MAKERS[name], parts) for name in parts.folders}
+
+
+def _bound(maker: _Maker, parts: StageParts) -> Callable[[], tuple[PipelineStep, ...]]:
+    return lambda: maker(parts)

@@ -1,0 +1,111 @@
+"""Parquet tables of a job, written and put together in bounded memory; equal rows give equal bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loader.files import TEMPORARY_PREFIX, fsync_folder
+from loader.text.records import document_ids
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "write_batches"]
+
+CUTS_SCHEMA = pa.schema(
+    [
+        ("document", pa.uint64()),
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("method", pa.string()),
+        ("byte_start", pa.int64()),
+        ("byte_count", pa.int64()),
+        ("witness_document", pa.uint64()),
+    ]
+)
+_ROWS_PER_GROUP = 1 << 16
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches as one Parquet file, durably and under a temporary name first. Row groups have a fixed number of
+    rows however the batches were cut, so the bytes depend on the rows alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    try:
+        with pq.ParquetWriter(
+            temporary, schema, compression="zstd", write_page_checksum=True, store_schema=False
+        ) as out:
+            for table in _regrouped(schema, batches):
+                out.write_table(table, row_group_size=_ROWS_PER_GROUP)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def _regrouped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in tables of ``_ROWS_PER_GROUP``; the last one may be shorter."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        while rows >= _ROWS_PER_GROUP:
+            table = pa.Table.from_batches(waiting, schema)
+            yield table.slice(0, _ROWS_PER_GROUP).combine_chunks()
+            waiting = table.slice(_ROWS_PER_GROUP).to_batches()
+            rows -= _ROWS_PER_GROUP
+    if rows:
+        yield pa.Table.from_batches(waiting, schema).combine_chunks()
+
+
+def copy_tables(path: Path, parts: Sequence[Path], schema: pa.Schema) -> None:
+    """All rows of ``parts`` one after another in one table of ``schema``; a column that a part lacks is null."""
+    write_batches(path, schema, _rows_of(parts, schema))
+
+
+def _rows_of(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        with pq.ParquetFile(part) as file:
+            for batch in file.iter_batches(_ROWS_PER_GROUP):
+                columns = [
+                    batch.column(field.name).cast(field.type)
+                    if field.name in batch.schema.names
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in schema
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def cut_batches(pipeline: Pipeline) -> Iterator[pa.RecordBatch]:
+    """Rows of cuts.parquet, file by file: cuts of the documents that go on."""
+    fates, salt = pipeline.fates(), pipeline.job.config.seed
+    if not fates.cuts:
+        return
+    for number, file in enumerate(pipeline.job.inputs):
+        rows_C = fates.cuts_of_file(number)
+        if not len(rows_C):
+            continue
+        rows_C = rows_C[fates.status_of_file(number)[rows_C["record"]] <= 1]  # KEPT, HELD_OUT
+        count = len(rows_C)
+        columns = [
+            pa.array(document_ids(file.source, file.path, rows_C["record"], salt), pa.uint64()),
+            pa.array([file.source] * count, pa.string()),
+            pa.array([file.path] * count, pa.string()),
+            pa.array(rows_C["record"].astype(np.int64)),
+            pa.array([method.decode("ascii") for method in rows_C["method"].tolist()], pa.string()),
+            pa.array(rows_C["byte_start"].astype(np.int64)),
+            pa.array(rows_C["byte_count"].astype(np.int64)),
+            pa.array(rows_C["witness"].astype(np.uint64), pa.uint64(), mask=~rows_C["has_witness"]),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=CUTS_SCHEMA)
