@@ -15,14 +15,23 @@ from numpy.typing import NDArray
 
 from .jit import helper, kernel
 
-__all__ = ["PERMUTATION_STEP", "VALUE_PADDING", "affine_permutations", "minhash_values", "mix32"]
+__all__ = [
+    "EMPTY_ROW",
+    "PERMUTATION_STEP",
+    "VALUE_PADDING",
+    "affine_permutations",
+    "lower_signature",
+    "minhash_values",
+    "mix32",
+]
 
 PERMUTATION_STEP = 8
 """The number of permutations must be a multiple of it."""
 VALUE_PADDING = 64
 """Spare elements that the values' array needs at its end."""
 _CHUNK = 4096
-_EMPTY = np.uint32(0xFFFFFFFF)
+EMPTY_ROW = np.uint32(0xFFFFFFFF)
+"""Rows of the signature of a document without shingles."""
 
 
 def affine_permutations(num_permutations: int, seed: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -68,14 +77,12 @@ def _eight(value_S: Any, a: Any, b: Any, out: Any) -> None:
 
 
 @kernel
-def minhash_values(value_S: Any, count: int, permutations: Any, out_K: Any) -> None:
-    """Signature of the first ``count`` mixed values (uint32, ``VALUE_PADDING`` spare elements) into ``out_K`` (uint32).
+def lower_signature(value_S: Any, count: int, permutations: Any, out_K: Any) -> None:
+    """Lower ``out_K`` (uint32) by the first ``count`` mixed values (uint32, ``VALUE_PADDING`` spare elements).
 
     The values are padded with copies of the last one to whole vectors: a minimum does not mind repetitions.
     """
     a_K, b_K = permutations
-    for k in range(out_K.shape[0]):
-        out_K[k] = _EMPTY
     if count == 0:
         return
     padded = (count + 63) & ~63
@@ -85,3 +92,12 @@ def minhash_values(value_S: Any, count: int, permutations: Any, out_K: Any) -> N
         chunk = value_S[first : min(padded, first + _CHUNK)]
         for k in range(0, out_K.shape[0], PERMUTATION_STEP):
             _eight(chunk, a_K[k : k + 8], b_K[k : k + 8], out_K[k : k + 8])
+
+
+@kernel
+def minhash_values(value_S: Any, count: int, permutations: Any, out_K: Any) -> None:
+    """Signature of the first ``count`` mixed values (uint32, ``VALUE_PADDING`` spare elements) into ``out_K`` (uint32);
+    without values all bits are set."""
+    for k in range(out_K.shape[0]):
+        out_K[k] = EMPTY_ROW
+    lower_signature(value_S, count, permutations, out_K)

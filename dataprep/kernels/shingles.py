@@ -15,7 +15,10 @@ from ..normalize import SINGLE_N, WORD_N
 from .jit import helper, kernel
 from .words import mix64
 
-__all__ = ["make_shingles"]
+__all__ = ["HELD_TOKENS", "make_shingles", "start_shingles"]
+
+HELD_TOKENS = max(WORD_N, SINGLE_N) - 1
+"""Tokens at the end of a part whose shingles need tokens of the next part."""
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _WORD_N, _SINGLE_N = WORD_N, SINGLE_N
@@ -29,20 +32,28 @@ def _shingle(token_T: Any, start: int, n: int) -> Any:
     return mix64(value)
 
 
+@helper
+def start_shingles(token_T: Any, first: int, stop: int, num_tokens: int, shingle_S: Any) -> int:
+    """Shingles that begin at tokens ``first .. stop`` of ``num_tokens`` into ``shingle_S``; their number."""
+    count = 0
+    tokens = token_T[first:]
+    for i in range(min(stop, num_tokens - _WORD_N + 1) - first):
+        if (tokens[i] & np.uint64(1)) == np.uint64(0):
+            value = np.uint64(_WORD_N)
+            for j in range(_WORD_N):
+                value = value * _BASE + tokens[i + j]
+            shingle_S[count] = mix64(value)
+            count += 1
+        elif first + i + _SINGLE_N <= num_tokens:
+            shingle_S[count] = _shingle(tokens, i, _SINGLE_N)
+            count += 1
+    return count
+
+
 @kernel
 def make_shingles(token_T: Any, num_tokens: int, shingle_S: Any) -> int:
     """Shingle hashes (uint64, with repetitions) into ``shingle_S`` (room for ``num_tokens``); their number."""
-    count = 0
-    for i in range(num_tokens - _WORD_N + 1):
-        if (token_T[i] & np.uint64(1)) == np.uint64(0):
-            value = np.uint64(_WORD_N)
-            for j in range(_WORD_N):
-                value = value * _BASE + token_T[i + j]
-            shingle_S[count] = mix64(value)
-            count += 1
-        elif i + _SINGLE_N <= num_tokens:
-            shingle_S[count] = _shingle(token_T, i, _SINGLE_N)
-            count += 1
+    count = start_shingles(token_T, 0, num_tokens, num_tokens, shingle_S)
     if count == 0 and num_tokens > 0:
         shingle_S[0] = _shingle(token_T, 0, num_tokens)
         count = 1

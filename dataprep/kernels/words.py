@@ -7,7 +7,8 @@ sequences share their bytes).
 
 The lowest bit of a token hash says how many tokens a shingle that begins here has (see ``shingles``): 0 word, 1 single.
 
-Input must be valid UTF-8 with 64 readable bytes after it. Shapes: T tokens.
+Input needs 64 readable bytes after it. What is no UTF-8 gives some tokens or none, but the same ones whatever lies
+around it, and no byte further away is looked at. Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from ..normalize import COMMON_MARK, IGNORED, SCRIPT_MARK, SEPARATOR, SINGLE, TA
 from .jit import helper, kernel
 from .vectors import count_trailing_zeros, load64, masks_word
 
-__all__ = ["mix64", "split_words"]
+__all__ = ["TOKEN_SPARE", "mix64", "split_part", "split_words"]
+
+TOKEN_SPARE = 64
+"""Elements that ``split_part`` may write past its limit."""
 
 _SEPARATOR, _WORD, _SINGLE = np.uint32(SEPARATOR), np.uint32(WORD), np.uint32(SINGLE)
 _COMMON_MARK, _SCRIPT_MARK, _IGNORED = np.uint32(COMMON_MARK), np.uint32(SCRIPT_MARK), np.uint32(IGNORED)
@@ -32,6 +36,8 @@ _FOLD = np.uint64(0x2020202020202020)
 _WIDE = np.uint64(0x800000)
 _LOW_BIT = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_NO_LIMIT = 1 << 62
+_NO_CHARACTER = np.uint32(0x1FFFFF)
 _ZERO = np.uint64(0)
 
 
@@ -74,12 +80,16 @@ def _hash_ascii(data: Any, start: int, length: int) -> Any:
 
 
 @helper
-def _decode(data: Any, i: int) -> tuple[Any, int]:
-    """The code point at ``i`` (uint32; valid UTF-8) and the index after it."""
+def _decode(data: Any, i: int, stop: int) -> tuple[Any, int]:
+    """The code point at ``i`` (uint32) and the index after it; of a sequence that ``stop`` cuts, byte by byte, what
+    separates."""
     first = np.uint32(data[i])
     low = np.uint32(0x3F)
     if first < np.uint32(0x80):
         return first, i + 1
+    following = 1 + np.int64(first >= np.uint32(0xE0)) + np.int64(first >= np.uint32(0xF0))
+    if i + following >= stop:
+        return _NO_CHARACTER, i + 1
     second = np.uint32(data[i + 1]) & low
     if first < np.uint32(0xE0):
         return ((first & np.uint32(0x1F)) << np.uint32(6)) | second, i + 2
@@ -109,8 +119,10 @@ def _push(state: Any, pending: Any, length: Any, code_point: Any) -> tuple[Any, 
 
 
 @kernel
-def _walk(data: Any, span: Any, table: Any, token_T: Any, count: Any) -> tuple[Any, Any]:
-    """Tokens from ``span[0]`` to the first ASCII byte that is no word byte, or ``span[1]``: (tokens so far, where)."""
+def _walk(data: Any, span: Any, table: Any, token_T: Any, progress: Any) -> tuple[Any, Any]:
+    """Tokens from ``span[0]`` to the first ASCII byte that is no word byte, or ``span[1]``, or the border of a token
+    at which there are ``progress[1]`` of them: (tokens so far, where); ``progress[0]`` tokens are there already."""
+    count, limit = progress
     i = span[0]
     state, pending, length = _SEED, _ZERO, _ZERO
     open_kind = _SEPARATOR
@@ -119,7 +131,7 @@ def _walk(data: Any, span: Any, table: Any, token_T: Any, count: Any) -> tuple[A
         at = i
         entry = np.uint32(0)
         if i < span[1]:
-            code_point, i = _decode(data, i)
+            code_point, i = _decode(data, i, span[1])
             if code_point < np.uint32(table.shape[0]):
                 entry = table[code_point]
         kind = (entry >> np.uint32(21)) & np.uint32(7)
@@ -131,6 +143,8 @@ def _walk(data: Any, span: Any, table: Any, token_T: Any, count: Any) -> tuple[A
             count += 1
             state, pending, length = _SEED, _ZERO, _ZERO
             open_kind = _SEPARATOR
+            if count >= limit:
+                return count, at  # between two tokens nothing is remembered: a later call goes on from here
         if kind == _SEPARATOR:
             if at >= span[1] or data[at] < 128:
                 return count, at
@@ -149,12 +163,12 @@ def _walk(data: Any, span: Any, table: Any, token_T: Any, count: Any) -> tuple[A
 
 
 @kernel
-def split_words(data: Any, span: Any, table: Any, token_T: Any) -> Any:
-    """Token hashes (uint64) of ``data[span[0]:span[1]]`` into ``token_T`` (room for one a byte); their number."""
-    count = np.int64(0)
-    block = span[0]
-    stop = span[1]
-    while block < stop:
+def split_part(data: Any, span: Any, table: Any, token_T: Any, progress: Any) -> tuple[Any, Any]:
+    """Token hashes (uint64) of ``data[span[0]:span[1]]`` into ``token_T`` behind the ``progress[0]`` that are there,
+    until there are ``progress[1]`` of them (``TOKEN_SPARE`` more may be written): (tokens so far, where to go on)."""
+    count, limit = np.int64(progress[0]), np.int64(progress[1])
+    block, stop = np.int64(span[0]), np.int64(span[1])
+    while block < stop and count < limit:
         words, high = masks_word(data, block)
         if stop - block < 64:
             inside = (_LOW_BIT << np.uint64(stop - block)) - _LOW_BIT
@@ -171,12 +185,18 @@ def split_words(data: Any, span: Any, table: Any, token_T: Any) -> Any:
                 break
             run = (_ALL >> np.uint64(64 - length)) << np.uint64(bit)
             if length == 64:
-                count, following = _walk(data, (start, stop), table, token_T, count)
+                count, following = _walk(data, (start, stop), table, token_T, (count, limit))
             elif (high & run) != _ZERO:
-                count, _ = _walk(data, (start, start + length), table, token_T, count)
+                count, _ = _walk(data, (start, start + length), table, token_T, (count, np.int64(_NO_LIMIT)))
             else:
                 token_T[count] = _hash_ascii(data, start, length)
                 count += 1
             runs &= ~run
         block = following
-    return count
+    return count, block
+
+
+@kernel
+def split_words(data: Any, span: Any, table: Any, token_T: Any) -> Any:
+    """Token hashes (uint64) of ``data[span[0]:span[1]]`` into ``token_T`` (room for one a byte); their number."""
+    return split_part(data, span, table, token_T, (0, _NO_LIMIT))[0]
