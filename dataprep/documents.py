@@ -104,6 +104,8 @@ class DocumentBatch:
         text: ``pyarrow.LargeStringArray`` of N texts without nulls; its data buffer has 64 spare readable bytes.
         record_N: int64 record numbers (line numbers from 0, blank and rejected lines counted).
         record_start_N: int64 offsets of the records in the decompressed stream (a BOM at the start is passed over).
+        extra_N: the value of the extra field of each document as JSON (b"" = none, or too long for a date or a number);
+            None if none was asked for.
     """
 
     source: str
@@ -111,6 +113,7 @@ class DocumentBatch:
     text: pa.LargeStringArray
     record_N: NDArray[np.int64]
     record_start_N: NDArray[np.int64]
+    extra_N: tuple[bytes, ...] | None = None
 
 
 def kept_records(status_R: NDArray[np.uint8], *, held_out: bool) -> NDArray[np.bool_]:

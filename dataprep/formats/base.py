@@ -18,18 +18,31 @@ from .decompress import ByteStream
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REJECT_DTYPE", "FileSummary", "FormatReader", "RawBatch", "ReadOptions", "ReadRequest", "RejectSink"]
+__all__ = [
+    "LONGEST_EXTRA",
+    "REJECT_DTYPE",
+    "FileSummary",
+    "FormatReader",
+    "RawBatch",
+    "ReadOptions",
+    "ReadRequest",
+    "RejectSink",
+]
 
+LONGEST_EXTRA = 256
+"""Bytes of JSON from which on the value of an extra field counts as missing."""
 REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", "u1")])
 
 
 @dataclass(frozen=True)
 class ReadOptions:
     """How a file is read: ``line_limit_bytes`` shapes the result (longer records are rejected), ``batch_bytes`` only
-    the memory."""
+    the memory; ``extra_field`` names a second top-level field whose value comes along (None or empty = none; of
+    duplicate keys the last wins)."""
 
     line_limit_bytes: int = 64 << 20
     batch_bytes: int = 4 << 20
+    extra_field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +99,13 @@ class RejectSink:
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Documents as a format reader gives them: ``text`` without nulls and with spare bytes (see ``DocumentBatch``)."""
+    """Documents as a format reader gives them: ``text`` without nulls and with spare bytes, ``extra_N`` only with an
+    extra field (see ``DocumentBatch``)."""
 
     text: pa.LargeStringArray
     record_N: NDArray[np.int64]
     record_start_N: NDArray[np.int64]
+    extra_N: tuple[bytes, ...] | None = None
 
 
 FormatReader = Callable[[ByteStream, ReadRequest, RejectSink], Iterator[RawBatch]]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..documents import RejectReason
-from .base import REJECT_DTYPE, FileSummary, RawBatch, ReadRequest, RejectSink
+from .base import LONGEST_EXTRA, REJECT_DTYPE, FileSummary, RawBatch, ReadRequest, RejectSink
 from .decompress import ByteStream
 from .scanner import PADDING_BYTES, STATE, ScanInput, ScanOutput, scan_lines, scratch_size
 
@@ -101,7 +101,7 @@ class _Lines:
                 return
 
 
-def _sink(key: bytes) -> ScanOutput:
+def _sink(key: bytes, extra_key: bytes) -> ScanOutput:
     return ScanOutput(
         text=np.zeros(0, np.uint8),
         offset_N=np.zeros(_LINES_PER_SCAN + 1, np.int64),
@@ -111,17 +111,26 @@ def _sink(key: bytes) -> ScanOutput:
         stop_L=np.zeros(_LINES_PER_SCAN, np.int64),
         high_L=np.zeros(_LINES_PER_SCAN, np.uint8),
         state=np.zeros(STATE.LENGTH, np.int64),
-        scratch=np.zeros(scratch_size(key), np.uint8),
+        scratch=np.zeros(scratch_size(max(len(key), len(extra_key))), np.uint8),
+        extra_N2=np.zeros((_LINES_PER_SCAN if extra_key else 0, 2), np.int64),
     )
 
 
-def _batch(sink: ScanOutput, base: int) -> RawBatch:
+def _extra_values(data: NDArray[np.uint8], extra_N2: NDArray[np.int64]) -> tuple[bytes, ...]:
+    """Copies of the values of the extra field; long ones are no dates and no numbers and count as missing."""
+    view = memoryview(data.data)
+    short = ((start, stop) if stop - start <= LONGEST_EXTRA else (0, 0) for start, stop in extra_N2.tolist())
+    return tuple(bytes(view[start:stop]) for start, stop in short)
+
+
+def _batch(sink: ScanOutput, data: NDArray[np.uint8], base: int) -> RawBatch:
     count = int(sink.state[STATE.DOCUMENTS])
     offsets = sink.offset_N[: count + 1].copy()
     text = pa.LargeStringArray.from_buffers(
         count, pa.py_buffer(offsets), pa.py_buffer(sink.text[: int(offsets[-1]) + PADDING_BYTES])
     )
-    return RawBatch(text, sink.record_N[:count].copy(), sink.start_N[:count] + base)
+    extra_N = _extra_values(data, sink.extra_N2[:count]) if len(sink.extra_N2) else None
+    return RawBatch(text, sink.record_N[:count].copy(), sink.start_N[:count] + base, extra_N)
 
 
 def _rejects(sink: ScanOutput, base: int) -> NDArray[np.void]:
@@ -137,10 +146,11 @@ def read_jsonl(stream: ByteStream, request: ReadRequest, rejects: RejectSink) ->
     Raises:
         DamageError: a compressed stream is cut short or corrupt; the records in front of it have been yielded.
     """
-    key = request.text_field.encode()
+    key, extra_key = request.text_field.encode(), (request.options.extra_field or "").encode()
     keep_R = np.zeros(0, np.uint8) if request.keep_R is None else request.keep_R.astype(np.uint8)
+    key_bytes, extra_bytes = (np.frombuffer(one, np.uint8) for one in (key, extra_key))
     lines = _Lines(stream, request.options.batch_bytes, request.options.line_limit_bytes)
-    sink = _sink(key)
+    sink = _sink(key, extra_key)
     num_documents = num_blank = 0
     last_good = "no whole record"
     while (stop := lines.next_lines()) != 0:
@@ -151,7 +161,7 @@ def read_jsonl(stream: ByteStream, request: ReadRequest, rejects: RejectSink) ->
             lines.pass_line()
             continue
         first = len(_BOM) if lines.base == 0 and lines.data[:3].tobytes() == _BOM else 0
-        source = ScanInput(lines.data, np.array(list(key), np.uint8), keep_R, request.options.line_limit_bytes)
+        source = ScanInput(lines.data, key_bytes, extra_bytes, keep_R, request.options.line_limit_bytes)
         while first < stop:
             sink = sink._replace(text=np.empty(stop - first + 2 * PADDING_BYTES, np.uint8))
             scan_lines(source, first, stop, sink)
@@ -159,7 +169,7 @@ def read_jsonl(stream: ByteStream, request: ReadRequest, rejects: RejectSink) ->
             rejects.add(_rejects(sink, lines.base))
             num_blank += int(sink.state[STATE.BLANK])
             if sink.state[STATE.DOCUMENTS]:
-                batch = _batch(sink, lines.base)
+                batch = _batch(sink, lines.data, lines.base)
                 num_documents += len(batch.text)
                 last_good = f"last good record {batch.record_N[-1]} at byte {batch.record_start_N[-1]}"
                 yield batch

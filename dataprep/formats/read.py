@@ -34,7 +34,7 @@ def read_file(
 
     Args:
         inputs: the file; ``file`` is its index in the list of inputs.
-        options: limits and batch size.
+        options: limits, batch size, extra field.
         keep_R: bool per record number; records without a True are passed over unread.
         rejects: takes the rejects, and the summary once the file has been read to its end.
         expected: the summary of an earlier pass; the stream must be the same bytes.
@@ -51,7 +51,7 @@ def read_file(
     request = ReadRequest(inputs.text_field, options or ReadOptions(), keep_R)
     with ByteStream(inputs.location) as stream:
         for batch in reader(stream, request, sink):
-            yield DocumentBatch(inputs.source, file, batch.text, batch.record_N, batch.record_start_N)
+            yield DocumentBatch(inputs.source, file, batch.text, batch.record_N, batch.record_start_N, batch.extra_N)
     found = sink.summary
     if expected is not None and found is not None:
         changed = found.stream_hash != expected.stream_hash or found.stream_bytes != expected.stream_bytes

@@ -49,11 +49,13 @@ _ONE = np.uint64(1)
 
 
 class ScanInput(NamedTuple):
-    """``data`` uint8 block of whole lines; ``key`` uint8 UTF-8 of the text field; ``keep_R`` uint8 by record number,
-    empty = all: records with 0 are passed over unread; lines of more than ``line_limit_bytes`` are rejected."""
+    """``data`` uint8 block of whole lines; ``key`` uint8 UTF-8 of the text field; ``extra_key`` the same of a field
+    whose value is wanted as it stands, empty = none; ``keep_R`` uint8 by record number, empty = all: records with 0
+    are passed over unread; lines of more than ``line_limit_bytes`` are rejected."""
 
     data: NDArray[np.uint8]
     key: NDArray[np.uint8]
+    extra_key: NDArray[np.uint8]
     keep_R: NDArray[np.uint8]
     line_limit_bytes: int
 
@@ -62,7 +64,9 @@ class ScanOutput(NamedTuple):
     """Where ``scan_lines`` writes, for up to L lines a call: ``text`` uint8 (at least as long as the block plus 128),
     ``offset_N`` int64 (L + 1), ``start_N`` and ``record_N`` int64 (L) per document, ``reject_L3`` int64 rows
     (record, start, reason), ``stop_L`` int64 and ``high_L`` uint8: ends of the lines and whether they hold bytes
-    above 127, ``state`` int64 by ``STATE``, ``scratch`` uint8 for nesting and keys (see ``scratch_size``)."""
+    above 127, ``state`` int64 by ``STATE``, ``scratch`` uint8 for nesting and keys (see ``scratch_size``);
+    ``extra_N2`` int64 (L, 2), needed only with an extra key: where in ``data`` the extra value of each document begins
+    and ends, (0, 0) without one."""
 
     text: NDArray[np.uint8]
     offset_N: NDArray[np.int64]
@@ -73,6 +77,7 @@ class ScanOutput(NamedTuple):
     high_L: NDArray[np.uint8]
     state: NDArray[np.int64]
     scratch: NDArray[np.uint8]
+    extra_N2: NDArray[np.int64]
 
 
 class STATE:
@@ -87,9 +92,9 @@ _RECORD, _DOCUMENTS, _REJECTS, _BLANK, _CONSUMED = range(5)
 _KEY_AT = MAX_DEPTH + 2  # scratch: the nesting stack, then room to decode one escaped key
 
 
-def scratch_size(key: bytes) -> int:
-    """Bytes of ``ScanOutput.scratch`` for a text field."""
-    return _KEY_AT + 6 * len(key) + 2 * PADDING_BYTES
+def scratch_size(longest_key: int) -> int:
+    """Bytes of ``ScanOutput.scratch`` for keys of at most ``longest_key`` bytes."""
+    return _KEY_AT + 6 * longest_key + 2 * PADDING_BYTES
 
 
 @helper
@@ -103,25 +108,29 @@ def _is_key(data: Any, start: Any, stop: Any, key: Any) -> bool:
 
 
 @kernel
-def _read_key(data: Any, key: Any, i: Any, scratch: Any) -> tuple[Any, bool]:
-    """A key of the record's own object at ``i``: (index where its value begins or -reason, is it the text field)."""
+def _read_key(data: Any, keys: Any, i: Any, scratch: Any) -> tuple[Any, bool, bool]:
+    """A key of the record's own object at ``i``: (index where its value begins or -reason, is it the text field, is
+    it the extra field)."""
+    key, extra_key = keys
     if data[i] != QUOTE:
-        return np.int64(-_SYNTAX), False
+        return np.int64(-_SYNTAX), False, False
     start = i + 1
     i, escaped = skip_string(data, start)
     if i < 0:
-        return i, False
+        return i, False, False
     stop = i - 1
-    is_text = False
+    is_text = is_extra = False
     if not escaped:
         is_text = _is_key(data, start, stop, key)
-    elif stop - start <= 6 * key.shape[0]:  # an escape takes six bytes at most for each byte of the key
+        is_extra = extra_key.shape[0] > 0 and _is_key(data, start, stop, extra_key)
+    elif stop - start <= 6 * max(key.shape[0], extra_key.shape[0]):  # an escape takes at most six bytes for each byte
         _, end = decode_string(data, start, scratch, np.int64(_KEY_AT))
         is_text = _is_key(scratch, np.int64(_KEY_AT), end, key)
+        is_extra = extra_key.shape[0] > 0 and _is_key(scratch, np.int64(_KEY_AT), end, extra_key)
     i = skip_space(data, i)
     if data[i] != COLON:
-        return np.int64(-_SYNTAX), False
-    return skip_space(data, i + 1), is_text
+        return np.int64(-_SYNTAX), False, False
+    return skip_space(data, i + 1), is_text, is_extra
 
 
 @helper
@@ -133,23 +142,26 @@ def _only_space(text: Any, start: Any, stop: Any) -> bool:
 
 
 @kernel
-def _parse_record(data: Any, key: Any, span: Any, text: Any, o: Any, scratch: Any) -> tuple[Any, Any]:
-    """One line ``span`` with its newline at ``span[1]``: (0, end of its text written at ``text[o:]``) or (reason,
-    o)."""
+def _parse_record(data: Any, keys: Any, span: Any, text: Any, o: Any, scratch: Any) -> tuple[Any, Any, Any]:
+    """One line ``span`` with its newline at ``span[1]``: (0, end of its text written at ``text[o:]``, span of the extra
+    value) or (reason, o, nothing)."""
+    nothing = (np.int64(0), np.int64(0))
+    extra = nothing
     i = skip_space(data, span[0])
     if data[i] != OPEN_OBJECT:
         i = skip_value(data, i, np.int64(0), scratch)
         if i < 0:
-            return -i, o
-        return np.int64(_NOT_OBJECT if skip_space(data, i) == span[1] else _SYNTAX), o
+            return -i, o, nothing
+        return np.int64(_NOT_OBJECT if skip_space(data, i) == span[1] else _SYNTAX), o, nothing
     end = o
     reason = np.int64(_TEXT_MISSING)
     i = skip_space(data, i + 1)
     more = data[i] != CLOSE_OBJECT
     while more:
-        i, is_text = _read_key(data, key, i, scratch)
+        i, is_text, is_extra = _read_key(data, keys, i, scratch)
         if i < 0:
-            return -i, o
+            return -i, o, nothing
+        first = i
         if is_text and data[i] == QUOTE:
             i, end = decode_string(data, i + 1, text, o)
             reason = np.int64(0)
@@ -157,16 +169,18 @@ def _parse_record(data: Any, key: Any, span: Any, text: Any, o: Any, scratch: An
             i = skip_value(data, i, np.int64(1), scratch)
             reason = np.int64(_TEXT_TYPE) if is_text else reason
         if i < 0:
-            return -i, o
+            return -i, o, nothing
+        if is_extra:
+            extra = (first, i)
         i = skip_space(data, i)
         more = data[i] == COMMA
         if more:
             i = skip_space(data, i + 1)
     if data[i] != CLOSE_OBJECT or skip_space(data, i + 1) != span[1]:
-        return np.int64(_SYNTAX), o
+        return np.int64(_SYNTAX), o, nothing
     if reason == 0 and _only_space(text, o, end):
-        return np.int64(_EMPTY), o
-    return reason, end if reason == 0 else o
+        return np.int64(_EMPTY), o, nothing
+    return reason, end if reason == 0 else o, extra
 
 
 @kernel
@@ -196,13 +210,15 @@ def _find_lines(data: Any, first: Any, size: Any, stop_L: Any, high_L: Any) -> A
 def scan_lines(source: ScanInput, first: int, size: int, sink: ScanOutput) -> None:
     """Scan ``source.data[first:size]``, whole lines, until done or ``sink`` is full; ``state[CONSUMED]`` says how far.
     Documents and rejects restart at 0; the record number goes on."""
-    data, key, keep_R, limit = source.data, source.key, source.keep_R, source.line_limit_bytes
+    data, keys, keep_R, limit = source.data, (source.key, source.extra_key), source.keep_R, source.line_limit_bytes
     text, offset_N, start_N, record_N = sink.text, sink.offset_N, sink.start_N, sink.record_N
     stop_L, high_L, scratch = sink.stop_L, sink.high_L, sink.scratch
     record, documents, rejects, blank = sink.state[_RECORD], np.int64(0), np.int64(0), np.int64(0)
     start = np.int64(first)
     end = np.int64(0)
     offset_N[0] = 0
+    extra = (np.int64(0), np.int64(0))
+    has_extra = source.extra_key.shape[0] > 0
     for line in range(_find_lines(data, start, np.int64(size), stop_L, high_L)):
         stop = stop_L[line]
         wanted = keep_R.shape[0] == 0 or (record < keep_R.shape[0] and keep_R[record] != 0)
@@ -213,9 +229,11 @@ def scan_lines(source: ScanInput, first: int, size: int, sink: ScanOutput) -> No
             if stop - start > limit:
                 reason = np.int64(_TOO_LONG)
             elif high_L[line] == 0 or is_utf8(data, start, stop):
-                reason, end = _parse_record(data, key, (start, stop), text, end, scratch)
+                reason, end, extra = _parse_record(data, keys, (start, stop), text, end, scratch)
             if reason == 0:
                 start_N[documents], record_N[documents] = start, record
+                if has_extra:
+                    sink.extra_N2[documents, 0], sink.extra_N2[documents, 1] = extra
                 documents += 1
                 offset_N[documents] = end
             else:
