@@ -9,6 +9,11 @@ from typing import Any, Literal
 __all__ = ["BenchmarkConfig", "DecontaminateConfig", "QualityStep"]
 
 
+def _is_name(name: str) -> bool:
+    """Short printable ASCII: it stands in reports and in labels of removals."""
+    return 0 < len(name) <= 40 and name.isascii() and name.isprintable()
+
+
 def _raise(problems: list[str]) -> None:
     if problems:
         raise ValueError("\n".join(problems))
@@ -74,8 +79,8 @@ class DecontaminateConfig:
         min_words: items with fewer than ``n`` words match whole from this many; shorter ones are listed as unmatchable.
         action: ``drop`` the document, ``cut`` the matched passages, or only ``report``.
         frequent_documents: an n-gram of an item that occurs in more documents than this is reported as frequent: a
-            licence or a saying rather than a leak.
-        allow: texts whose n-grams never count.
+            licence or a saying rather than a leak, or a leak with many copies. It still counts; ``allow`` it once seen.
+        allow: texts whose n-grams never count: they are taken out of the items.
         canary: plant every tenth item in memory and fail unless all are found.
     """
 
@@ -90,6 +95,9 @@ class DecontaminateConfig:
 
     def __post_init__(self) -> None:
         problems = []
+        if len(self.benchmarks) > 254:
+            problems.append("benchmarks: at most 254")
+        problems += [f"benchmarks: {name!r} is no ASCII name" for name in self.benchmarks if not _is_name(name)]
         if not 2 <= self.n <= 64:
             problems.append("n: from 2 to 64")
         if not 0 < self.threshold <= 1:

@@ -1,0 +1,243 @@
+"""The index of all items: which grams there are, which items hold them, and the tables that find them in documents.
+
+On disk, per array a ``.npy`` that all tasks of a machine map into memory (so it is there once), and ``items.parquet``
+(benchmark, split, item, text, words, grams, status) in the order of item numbers. Every item has a row, also those that
+cannot match. Gram numbers count up in order of their first item, so they are a function of the items alone.
+
+Shapes: I items, G distinct grams, R occurrences of grams in items, L items of all grams together ("postings").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader.errors import JobError
+from loader.files import write_atomic
+from loader.shards.access import npy_bytes
+
+from ..screen_config import DecontaminateConfig
+from .items import ALLOWED, DUPLICATE, MATCHABLE, UNMATCHABLE, Item, Words, split
+
+if TYPE_CHECKING:
+    from ..kernels.item_grams import GramTables
+
+__all__ = ["ItemIndex", "build_index", "check_matchable", "load_index", "save_index"]
+
+_ARRAYS = ("filter_B", "lead_key_P", "lead_lengths_P", "gram_key_Q", "gram_Q")
+_FILTER_BITS_PER_GRAM = 16
+_LEAST_SLOTS = 1 << 10
+
+
+@dataclass(frozen=True)
+class ItemIndex:
+    """The items, ready to be looked for.
+
+    Attributes:
+        items, status_I, words_I, grams_I: the items, what became of each, its words, its distinct grams that count.
+        place_G3: int64: item, first word and number of words of each gram where it stands first.
+        posting_start_G, posting_L: items (int32, ascending) that hold each gram; starts with one entry more.
+        tables: what the kernel searches with.
+    """
+
+    items: Sequence[Item]
+    status_I: Sequence[str]
+    words_I: NDArray[np.int64]
+    grams_I: NDArray[np.int64]
+    place_G3: NDArray[np.int64]
+    posting_start_G: NDArray[np.int64]
+    posting_L: NDArray[np.int32]
+    tables: GramTables
+
+    def gram_text(self, gram: int) -> str:
+        """The words of a gram as the first item that holds it writes them, spaces and line ends made one space."""
+        from ..kernels.item_grams import bound_words
+        from ..normalize import load_table
+        from .items import text_array
+        from .search import read_only_buffers
+
+        item, first, length = self.place_G3[gram].tolist()
+        buffers = read_only_buffers(text_array([self.items[item].text]))
+        size = int(buffers.offset_N[-1])
+        bound_T2 = np.zeros((size + 1, 2), np.int64)
+        bound_words(buffers.data, (0, size), load_table(), bound_T2)
+        raw = bytes(buffers.data[bound_T2[first, 0] : bound_T2[first + length - 1, 1]])
+        return " ".join(raw.decode("utf-8", "replace").split())
+
+
+def _grams(words: Words, length_I: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Occurrences of grams (R, 3): start in ``token_T``, length, text; ``length_I`` 0 leaves a text out."""
+    count_I = np.where(length_I > 0, words.count_I - length_I + 1, 0)
+    text_R = np.repeat(np.arange(len(length_I)), count_I)
+    behind_R = np.arange(len(text_R)) - np.repeat(np.cumsum(count_I) - count_I, count_I)
+    return np.stack((words.start_I[text_R] + behind_R, length_I[text_R], text_R), axis=1)
+
+
+def _keys(words: Words, place_R3: NDArray[np.int64], lead: int) -> NDArray[np.uint64]:
+    from ..kernels.item_grams import hash_grams
+
+    key_R2 = np.zeros((len(place_R3), 2), np.uint64)
+    hash_grams(words.token_T, place_R3, lead, key_R2)
+    return key_R2
+
+
+def _is_duplicate(items: Sequence[Item], words: Words) -> NDArray[np.bool_]:
+    """Items whose words an earlier item of the same benchmark and split has."""
+    seen: set[tuple[str, str, bytes]] = set()
+    found = np.zeros(len(items), np.bool_)
+    for i, (item, start, stop) in enumerate(zip(items, words.start_I, words.start_I[1:], strict=False)):
+        name = (item.benchmark, item.split, words.token_T[start:stop].tobytes())
+        found[i] = name in seen
+        seen.add(name)
+    return found
+
+
+def _allowed_keys(allow: Sequence[str], lengths: Sequence[int]) -> NDArray[np.uint64]:
+    """Keys of all grams of these lengths in the allowed texts."""
+    words = split(allow)
+    parts = [np.zeros(0, np.uint64)]
+    for length in lengths:
+        length_I = np.where(words.count_I >= length, length, 0)
+        parts.append(_keys(words, _grams(words, length_I), 1)[:, 1])
+    return np.unique(np.concatenate(parts))
+
+
+def _power_of_two(count: int) -> int:
+    return max(_LEAST_SLOTS, 1 << int(count - 1).bit_length()) if count else _LEAST_SLOTS
+
+
+def _tables(
+    lead_R: NDArray[np.uint64], length_R: NDArray[np.int64], key_G: NDArray[np.uint64], lead: int
+) -> GramTables:
+    """Tables of grams by key, and of what they begin with."""
+    from ..kernels.item_grams import GramTables, fill_filter, fill_slots
+
+    filter_B = np.zeros(_power_of_two(len(key_G) * _FILTER_BITS_PER_GRAM // 64), np.uint64)
+    fill_filter(lead_R, filter_B)
+    lead_K, group_R = np.unique(lead_R | np.uint64(1), return_inverse=True)
+    lengths_K = np.zeros(len(lead_K), np.uint64)
+    np.bitwise_or.at(lengths_K, group_R, np.uint64(1) << (length_R - 1).astype(np.uint64))
+    lead_key_P = np.zeros(2 * _power_of_two(len(lead_K)), np.uint64)
+    slot_K = np.zeros(len(lead_K), np.int64)
+    fill_slots(lead_K, slot_K, lead_key_P)
+    lead_lengths_P = np.zeros(len(lead_key_P), np.uint64)
+    lead_lengths_P[slot_K] = lengths_K
+    gram_key_Q = np.zeros(2 * _power_of_two(len(key_G)), np.uint64)
+    slot_G = np.zeros(len(key_G), np.int64)
+    fill_slots(key_G, slot_G, gram_key_Q)
+    gram_Q = np.zeros(len(gram_key_Q), np.int32)
+    gram_Q[slot_G] = np.arange(len(key_G))
+    return GramTables(filter_B, lead_key_P, lead_lengths_P, gram_key_Q, gram_Q, lead)
+
+
+def build_index(items: Sequence[Item], config: DecontaminateConfig) -> ItemIndex:
+    """Index items: those with n words or more by their distinct n-grams, shorter ones whole from ``min_words``.
+
+    Grams that stand in an ``allow`` text are no part of any item, neither of what is found nor of what it is a share
+    of. Cost: 2 s for a million grams, 150 B a gram.
+    """
+    words = split([item.text for item in items])
+    count_I = words.count_I
+    duplicate_I = _is_duplicate(items, words)
+    length_I = np.where((count_I < config.min_words) | duplicate_I, 0, np.minimum(count_I, config.n))
+    place_R3 = _grams(words, length_I)
+    lead = int(place_R3[:, 1].min()) if len(place_R3) else config.n
+    key_R2 = _keys(words, place_R3, lead)
+    allowed = _allowed_keys(config.allow, np.unique(place_R3[:, 1]).tolist())
+    counts_R = ~np.isin(key_R2[:, 1], allowed)
+    place_R3, key_R2 = place_R3[counts_R], key_R2[counts_R]
+    sorted_G, first_G, group_R = np.unique(key_R2[:, 1], return_index=True, return_inverse=True)
+    order_G = np.argsort(first_G, kind="stable")
+    gram_of = np.empty(len(sorted_G), np.int64)
+    gram_of[order_G] = np.arange(len(sorted_G))
+    pairs = np.unique(gram_of[group_R] * len(items) + place_R3[:, 2])  # (gram, item), each once
+    gram_L, item_L = np.divmod(pairs, max(1, len(items)))
+    grams_I = np.bincount(item_L, minlength=len(items))
+    place_G3 = place_R3[first_G[order_G]]
+    own_G3 = np.stack((place_G3[:, 2], place_G3[:, 0] - words.start_I[place_G3[:, 2]], place_G3[:, 1]), axis=1)
+    status_I = [
+        DUPLICATE if duplicate else UNMATCHABLE if not length else MATCHABLE if grams else ALLOWED
+        for duplicate, length, grams in zip(duplicate_I.tolist(), length_I.tolist(), grams_I.tolist(), strict=True)
+    ]
+    return ItemIndex(
+        items=items,
+        status_I=status_I,
+        words_I=count_I,
+        grams_I=grams_I,
+        place_G3=own_G3,
+        posting_start_G=np.searchsorted(gram_L, np.arange(len(sorted_G) + 1)),
+        posting_L=item_L.astype(np.int32),
+        tables=_tables(key_R2[:, 0], place_R3[:, 1], sorted_G[order_G], lead),
+    )
+
+
+def check_matchable(index: ItemIndex, config: DecontaminateConfig) -> None:
+    """Fail where a benchmark cannot be found at all: a silent zero would read as clean.
+
+    Raises:
+        JobError: naming the benchmark.
+    """
+    matchable = {
+        item.benchmark for item, status in zip(index.items, index.status_I, strict=True) if status == MATCHABLE
+    }
+    for name in sorted(set(config.benchmarks) - matchable):
+        count = sum(item.benchmark == name for item in index.items)
+        raise JobError(
+            "TR-DECONTAMINATE-ITEMS",
+            f"benchmark {name!r}: none of its {count} items can match",
+            f"decontaminate.benchmarks.{name}",
+            f"items of at least {config.min_words} words that no allowed text covers",
+            "name other fields, lower decontaminate.min_words, or leave the benchmark out",
+        )
+
+
+def save_index(index: ItemIndex, folder: Path) -> None:
+    """Write the index; ``items.parquet`` comes last."""
+    import pyarrow as pa
+
+    from ..dedup.outputs import write_parquet
+
+    arrays = {name: getattr(index.tables, name) for name in _ARRAYS}
+    arrays["place_G3"], arrays["posting_start_G"] = index.place_G3, index.posting_start_G
+    arrays["posting_L"] = index.posting_L
+    arrays["lead"] = np.array([index.tables.lead], np.int64)
+    for name, array in arrays.items():
+        write_atomic(folder / f"{name}.npy", npy_bytes(array))
+    columns = {
+        "benchmark": pa.array([item.benchmark for item in index.items], pa.string()),
+        "split": pa.array([item.split for item in index.items], pa.string()),
+        "item": pa.array([item.id for item in index.items], pa.string()),
+        "text": pa.array([item.text.encode("utf-8", "replace").decode() for item in index.items], pa.string()),
+        "words": pa.array(index.words_I, pa.int64()),
+        "grams": pa.array(index.grams_I, pa.int64()),
+        "status": pa.array(index.status_I, pa.string()),
+    }
+    write_parquet(folder / "items.parquet", pa.table(columns))
+
+
+def load_index(folder: Path) -> ItemIndex:
+    """The index as written, its arrays mapped read-only."""
+    import pyarrow.parquet as pq
+
+    from ..kernels.item_grams import GramTables
+
+    def load(name: str) -> NDArray[Any]:
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+
+    table = pq.read_table(folder / "items.parquet")
+    names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "text")]
+    return ItemIndex(
+        items=[Item(*row) for row in zip(*names, strict=True)],
+        status_I=table.column("status").to_pylist(),
+        words_I=table.column("words").to_numpy(),
+        grams_I=table.column("grams").to_numpy(),
+        place_G3=load("place_G3"),
+        posting_start_G=load("posting_start_G"),
+        posting_L=load("posting_L"),
+        tables=GramTables(**{name: load(name) for name in _ARRAYS}, lead=int(load("lead")[0])),
+    )
