@@ -39,12 +39,12 @@ def cluster_roots(
     from ..kernels.union import flatten_roots, unite_neighbours
 
     count = len(signature_NK)
+    signature_NK = np.ascontiguousarray(signature_NK)
     parent_N = np.arange(count, dtype=np.int64)
     size_N = np.ones(count, np.int64)
     for band in range(config.bands):
-        rows_NR = signature_NK[:, band * config.rows : (band + 1) * config.rows]
-        shared_M = _sharing(rows_NR)
-        rows_MR = rows_NR[shared_M]
+        shared_M = _sharing(signature_NK, band, config.rows)
+        rows_MR = signature_NK[shared_M, band * config.rows : (band + 1) * config.rows]
         keys = (document_N[shared_M], file_N[shared_M], *rows_MR.T[::-1])
         order_M = np.lexsort(keys)
         rows_MR = rows_MR[order_M]
@@ -55,19 +55,21 @@ def cluster_roots(
     return parent_N
 
 
-def _sharing(rows_NR: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Documents (M) that may share their rows with another one: their hash is no singleton. Sorting hashes is several
-    times faster than sorting rows, and few documents are left for that."""
+def _sharing(signature_NK: NDArray[np.uint32], band: int, rows: int) -> NDArray[np.int64]:
+    """Documents (M) that may share their rows of a band with another one: their hash is no singleton. One plain sort
+    of (hash, document) packed into a word; few documents are left for the slow sort by rows."""
     from ..kernels.bands import band_keys
 
-    key_N = np.zeros(len(rows_NR), np.uint64)
-    rows = np.ascontiguousarray(rows_NR)
-    band_keys(rows, 0, rows.shape[1], key_N)
-    order_N = np.argsort(key_N, kind="stable")
-    key_N = key_N[order_N]
-    again_N = np.zeros(len(key_N), np.bool_)
-    again_N[1:] = key_N[1:] == key_N[:-1]
+    count = len(signature_NK)
+    mask = np.uint64((1 << max(1, (count - 1).bit_length())) - 1)
+    key_N = np.zeros(count, np.uint64)
+    band_keys(signature_NK, band * rows, rows, key_N)
+    key_N &= ~mask
+    key_N |= np.arange(count, dtype=np.uint64)
+    key_N.sort()
+    again_N = np.zeros(count, np.bool_)
+    again_N[1:] = (key_N[1:] & ~mask) == (key_N[:-1] & ~mask)
     again_N[:-1] |= again_N[1:]
-    shared_M: NDArray[np.int64] = order_N[again_N]
-    readable_M: NDArray[np.int64] = shared_M[rows[shared_M, 0] != _NOT_READ]
+    shared_M = (key_N[again_N] & mask).astype(np.int64)
+    readable_M: NDArray[np.int64] = shared_M[signature_NK[shared_M, band * rows] != _NOT_READ]
     return readable_M
