@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection
@@ -78,6 +79,8 @@ def _sha256(path: Path) -> str:
 
 def _apt(folder: Path, names: list[str]) -> bool:
     """Download Debian packages; false if any of them is not offered."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise RuntimeError("the corpus is made of Debian packages: run this on Debian 12, or copy a built folder")
     command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *names]
     return subprocess.run(command, cwd=folder, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
