@@ -1,7 +1,8 @@
-"""Columns on disk that are written as a stream and read back as a map: .npy files whose length nobody knows before.
+"""Columns on disk that are written as a stream and read back as a map: .npy files whose length nobody knows before,
+and bare ones.
 
 The header has a fixed length, so that it can be written after the rows; the digest of a column is the xxh3-128 of the
-rows and then of the header. Shapes: N rows.
+rows and then of the header, if it has one. Shapes: N rows.
 """
 
 from __future__ import annotations
@@ -38,17 +39,20 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 class ColumnWriter:
     """Writes one column batch by batch; the file gets its name when ``finish`` has made it durable.
 
-    Use as a context manager: what is not finished at its end goes away.
+    Use as a context manager: what is not finished at its end goes away. ``bare``: rows alone, without a header.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...] = (), *, bare: bool = False
+    ) -> None:
         self._path, self._dtype, self._row_shape = path, dtype, row_shape
         self._temporary = temporary_path(path)
         self._digest = xxhash.xxh3_128()
         self._rows = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by __exit__
-        self._file.write(bytes(_HEADER_BYTES))
+        self._header_bytes = 0 if bare else _HEADER_BYTES
+        self._file.write(bytes(self._header_bytes))
 
     def __enter__(self) -> ColumnWriter:
         return self
@@ -80,7 +84,7 @@ class ColumnWriter:
         Raises:
             OSError: the file system refused; it names the file.
         """
-        header = _header(self._dtype, (self._rows, *self._row_shape))
+        header = _header(self._dtype, (self._rows, *self._row_shape)) if self._header_bytes else b""
         self._digest.update(header)
         try:
             self._file.seek(0)
@@ -94,7 +98,7 @@ class ColumnWriter:
             raise
         fsync_folder(self._path.parent)
         row_bytes = self._dtype.itemsize * int(np.prod(self._row_shape, dtype=np.int64))
-        return {"size_bytes": _HEADER_BYTES + self._rows * row_bytes, "digest": self._digest.hexdigest()}
+        return {"size_bytes": self._header_bytes + self._rows * row_bytes, "digest": self._digest.hexdigest()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,12 +107,13 @@ class ColumnWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-def map_column(path: Path, part: dict[str, Any]) -> NDArray[Any]:
+def map_column(path: Path, part: dict[str, Any], bare: np.dtype[Any] | None = None) -> NDArray[Any]:
     """A column as a read-only map of its file, after all its bytes have been verified in pieces of 4 MiB.
 
     Args:
         path: the file.
         part: what ``ColumnWriter.finish`` said of it.
+        bare: type of its rows if it has no header.
 
     Raises:
         DamageError: missing, of another size, other bytes, or no such column; names the file.
@@ -118,7 +123,7 @@ def map_column(path: Path, part: dict[str, Any]) -> NDArray[Any]:
         with open(path, "rb", buffering=0) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes == part["size_bytes"]:
-                header = file.read(_HEADER_BYTES)
+                header = b"" if bare is not None else file.read(_HEADER_BYTES)
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)
                 digest.update(header)
@@ -133,6 +138,8 @@ def map_column(path: Path, part: dict[str, Any]) -> NDArray[Any]:
             "TR-DEDUP-DAMAGED", "not the bytes that were written", str(path), f"xxh3-128 {part['digest']}"
         )
     try:
+        if bare is not None:
+            return np.asarray(np.memmap(path, bare, "r")) if size_bytes else np.zeros(0, bare)
         mode: Any = "r" if size_bytes > _HEADER_BYTES else None  # nothing cannot be mapped
         return np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
     except ValueError as error:
