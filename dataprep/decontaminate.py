@@ -1,12 +1,13 @@
 """Decontamination as three datatrove stages: index the benchmark items, search every file, judge once.
 
-Rule: a document is contaminated by an item if it holds at least ``threshold`` of the item's distinct n-grams (13 words
-by the rules of ``dataprep.normalize``, so whatever the wrapping, case, punctuation, NFC or NFD; composed Hangul
+Rule: a document is contaminated by an item if it holds at least ``threshold`` of the item's distinct n-grams (13
+words by the rules of ``dataprep.normalize``, so whatever the wrapping, case, punctuation, NFC or NFD; composed Hangul
 excepted), however long the document is. An item with fewer than n words must occur whole, in one piece; below
-``min_words`` words it is listed as unmatchable. n-grams of ``allow`` texts are no part of any item. n-grams that more
-than ``frequent_documents`` documents hold are *reported* as frequent, and hits that rest on nothing else are marked;
-they still count until someone has looked at them and allows them, since what is frequent may be a saying, or a leak
-with many copies.
+``min_words`` words it is listed as unmatchable. An item is its question with the gold answer; with ``question_alone``
+a question of n words or more counts by itself as well, and the better score is the item's. n-grams of ``allow`` texts
+are no part of any item. n-grams that more than ``frequent_documents`` documents hold are *reported* as frequent, and
+hits that rest on nothing else are marked; they still count until someone has looked at them and allows them, since
+what is frequent may be a saying, or a leak with many copies.
 
 ``IndexItems`` (one task) reads the items, writes the index (see ``decontamination.index``) and ``canary.json``, having
 planted a sample of the items and found all of them.
@@ -215,8 +216,9 @@ def _worst(one: FileFound, index: ItemIndex) -> dict[int, str]:
     """Record -> benchmark of the item of which the document holds the largest share (of equals the first item)."""
     worst: dict[int, tuple[float, int]] = {}
     hits = one.hits
-    for record, item, matched in zip(*(hits[name].tolist() for name in ("record", "item", "matched")), strict=True):
-        rank = (-matched / int(index.grams_I[item]), item)
+    names = ("record", "item", "form", "matched")
+    for record, item, form, matched in zip(*(hits[name].tolist() for name in names), strict=True):
+        rank = (-matched / int(index.grams_F[form]), item)
         worst[record] = min(worst.get(record, rank), rank)
     return {record: index.items[item].benchmark for record, (_, item) in worst.items()}
 

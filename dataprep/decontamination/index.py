@@ -1,10 +1,11 @@
 """The index of all items: which grams there are, which items hold them, and the tables that find them in documents.
 
 On disk, per array a ``.npy`` that all tasks of a machine map into memory (so it is there once), and ``items.parquet``
-(benchmark, split, item, text, words, grams, status) in the order of item numbers. Every item has a row, also those that
-cannot match. Gram numbers count up in order of their first item, so they are a function of the items alone.
+(benchmark, split, item, text, question, words, grams, status) in the order of item numbers. Every item has a row, also
+those that cannot match. Gram numbers count up in order of their first form, so they are a function of the items alone.
 
-Shapes: I items, G distinct grams, R occurrences of grams in items, L items of all grams together ("postings").
+A form is a text by which an item is found: form i is the text of item i, later ones are questions alone. Shapes: I
+items, F forms, G distinct grams, R occurrences of grams in forms, L forms of all grams together ("postings").
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
 from ..screen_config import DecontaminateConfig
-from .items import ALLOWED, DUPLICATE, MATCHABLE, UNMATCHABLE, Item, Words, split
+from .items import ALLOWED, DUPLICATE, MATCHABLE, UNMATCHABLE, Item, Words, split, text_array
 
 if TYPE_CHECKING:
     from ..kernels.item_grams import GramTables
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ItemIndex", "build_index", "check_matchable", "load_index", "save_index"]
 
 _ARRAYS = ("filter_B", "lead_key_P", "lead_lengths_P", "gram_key_Q", "gram_Q")
+_OWN_ARRAYS = ("item_F", "grams_F", "place_G3", "posting_start_G", "posting_L")
 _FILTER_BITS_PER_GRAM = 16
 _LEAST_SLOTS = 1 << 10
 
@@ -39,30 +41,36 @@ class ItemIndex:
     """The items, ready to be looked for.
 
     Attributes:
-        items, status_I, words_I, grams_I: the items, what became of each, its words, its distinct grams that count.
-        place_G3: int64: item, first word and number of words of each gram where it stands first.
-        posting_start_G, posting_L: items (int32, ascending) that hold each gram; starts with one entry more.
+        items, status_I, words_I: the items, what became of each, the words of its text.
+        item_F, grams_F: the item of each form (int64), its distinct grams that count (0 = it cannot match).
+        place_G3: int64: form, first word and number of words of each gram where it stands first.
+        posting_start_G, posting_L: forms (int32, ascending) that hold each gram; starts with one entry more.
         tables: what the kernel searches with.
     """
 
     items: Sequence[Item]
     status_I: Sequence[str]
     words_I: NDArray[np.int64]
-    grams_I: NDArray[np.int64]
+    item_F: NDArray[np.int64]
+    grams_F: NDArray[np.int64]
     place_G3: NDArray[np.int64]
     posting_start_G: NDArray[np.int64]
     posting_L: NDArray[np.int32]
     tables: GramTables
 
+    def form_text(self, form: int) -> str:
+        """The text of a form."""
+        item = self.items[int(self.item_F[form])]
+        return item.text if form < len(self.items) else item.question
+
     def gram_text(self, gram: int) -> str:
-        """The words of a gram as the first item that holds it writes them, spaces and line ends made one space."""
+        """The words of a gram as the first form that holds it writes them, spaces and line ends made one space."""
         from ..kernels.item_grams import bound_words
         from ..normalize import load_table
-        from .items import text_array
         from .search import read_only_buffers
 
-        item, first, length = self.place_G3[gram].tolist()
-        buffers = read_only_buffers(text_array([self.items[item].text]))
+        form, first, length = self.place_G3[gram].tolist()
+        buffers = read_only_buffers(text_array([self.form_text(form)]))
         size = int(buffers.offset_N[-1])
         bound_T2 = np.zeros((size + 1, 2), np.int64)
         bound_words(buffers.data, (0, size), load_table(), bound_T2)
@@ -132,20 +140,41 @@ def _tables(
     fill_slots(key_G, slot_G, gram_key_Q)
     gram_Q = np.zeros(len(gram_key_Q), np.int32)
     gram_Q[slot_G] = np.arange(len(key_G))
-    return GramTables(filter_B, lead_key_P, lead_lengths_P, gram_key_Q, gram_Q, lead)
+    arrays = (filter_B, lead_key_P, lead_lengths_P, gram_key_Q, gram_Q)
+    for array in arrays:
+        array.flags.writeable = False  # as they are when mapped: kernels are compiled for one kind of array
+    return GramTables(*arrays, lead)
+
+
+def _forms(items: Sequence[Item], config: DecontaminateConfig) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
+    """Words, item and length of the grams of each form; length 0 where a form cannot match."""
+    num_items = len(items)
+    alone = [number for number, item in enumerate(items) if item.question and config.question_alone]
+    words = split([*(item.text for item in items), *(items[number].question for number in alone)])
+    item_F = np.concatenate((np.arange(num_items), np.array(alone, np.int64)))
+    least_F = np.where(np.arange(len(item_F)) < num_items, config.min_words, config.n)
+    out_F = (words.count_I < least_F) | _is_duplicate(items, words)[item_F]
+    return words, item_F, np.where(out_F, 0, np.minimum(words.count_I, config.n))
+
+
+def _status(items: Sequence[Item], words: Words, matchable: set[int], min_words: int) -> list[str]:
+    """What becomes of each item."""
+    duplicates = _is_duplicate(items, words).tolist()
+    return [
+        UNMATCHABLE if count < min_words else DUPLICATE if duplicate else MATCHABLE if number in matchable else ALLOWED
+        for number, (count, duplicate) in enumerate(zip(words.count_I.tolist(), duplicates, strict=False))
+    ]
 
 
 def build_index(items: Sequence[Item], config: DecontaminateConfig) -> ItemIndex:
-    """Index items: those with n words or more by their distinct n-grams, shorter ones whole from ``min_words``.
+    """Index items: texts with n words or more by their distinct n-grams, shorter ones whole from ``min_words``;
+    questions alone from n words.
 
     Grams that stand in an ``allow`` text are no part of any item, neither of what is found nor of what it is a share
     of. Cost: 2 s for a million grams, 150 B a gram.
     """
-    words = split([item.text for item in items])
-    count_I = words.count_I
-    duplicate_I = _is_duplicate(items, words)
-    length_I = np.where((count_I < config.min_words) | duplicate_I, 0, np.minimum(count_I, config.n))
-    place_R3 = _grams(words, length_I)
+    words, item_F, length_F = _forms(items, config)
+    place_R3 = _grams(words, length_F)
     lead = int(place_R3[:, 1].min()) if len(place_R3) else config.n
     key_R2 = _keys(words, place_R3, lead)
     allowed = _allowed_keys(config.allow, np.unique(place_R3[:, 1]).tolist())
@@ -155,23 +184,20 @@ def build_index(items: Sequence[Item], config: DecontaminateConfig) -> ItemIndex
     order_G = np.argsort(first_G, kind="stable")
     gram_of = np.empty(len(sorted_G), np.int64)
     gram_of[order_G] = np.arange(len(sorted_G))
-    pairs = np.unique(gram_of[group_R] * len(items) + place_R3[:, 2])  # (gram, item), each once
-    gram_L, item_L = np.divmod(pairs, max(1, len(items)))
-    grams_I = np.bincount(item_L, minlength=len(items))
+    pairs = np.unique(gram_of[group_R] * len(item_F) + place_R3[:, 2])  # (gram, form), each once
+    gram_L, form_L = np.divmod(pairs, max(1, len(item_F)))
+    grams_F = np.bincount(form_L, minlength=len(item_F))
     place_G3 = place_R3[first_G[order_G]]
     own_G3 = np.stack((place_G3[:, 2], place_G3[:, 0] - words.start_I[place_G3[:, 2]], place_G3[:, 1]), axis=1)
-    status_I = [
-        DUPLICATE if duplicate else UNMATCHABLE if not length else MATCHABLE if grams else ALLOWED
-        for duplicate, length, grams in zip(duplicate_I.tolist(), length_I.tolist(), grams_I.tolist(), strict=True)
-    ]
     return ItemIndex(
         items=items,
-        status_I=status_I,
-        words_I=count_I,
-        grams_I=grams_I,
+        status_I=_status(items, words, set(item_F[grams_F > 0].tolist()), config.min_words),
+        words_I=words.count_I[: len(items)],
+        item_F=item_F,
+        grams_F=grams_F,
         place_G3=own_G3,
         posting_start_G=np.searchsorted(gram_L, np.arange(len(sorted_G) + 1)),
-        posting_L=item_L.astype(np.int32),
+        posting_L=form_L.astype(np.int32),
         tables=_tables(key_R2[:, 0], place_R3[:, 1], sorted_G[order_G], lead),
     )
 
@@ -203,8 +229,7 @@ def save_index(index: ItemIndex, folder: Path) -> None:
     from ..dedup.outputs import write_parquet
 
     arrays = {name: getattr(index.tables, name) for name in _ARRAYS}
-    arrays["place_G3"], arrays["posting_start_G"] = index.place_G3, index.posting_start_G
-    arrays["posting_L"] = index.posting_L
+    arrays |= {name: getattr(index, name) for name in _OWN_ARRAYS}
     arrays["lead"] = np.array([index.tables.lead], np.int64)
     for name, array in arrays.items():
         write_atomic(folder / f"{name}.npy", npy_bytes(array))
@@ -212,9 +237,10 @@ def save_index(index: ItemIndex, folder: Path) -> None:
         "benchmark": pa.array([item.benchmark for item in index.items], pa.string()),
         "split": pa.array([item.split for item in index.items], pa.string()),
         "item": pa.array([item.id for item in index.items], pa.string()),
-        "text": pa.array([item.text.encode("utf-8", "replace").decode() for item in index.items], pa.string()),
+        "text": text_array([item.text for item in index.items]),
+        "question": text_array([item.question for item in index.items]),
         "words": pa.array(index.words_I, pa.int64()),
-        "grams": pa.array(index.grams_I, pa.int64()),
+        "grams": pa.array(index.grams_F[: len(index.items)], pa.int64()),
         "status": pa.array(index.status_I, pa.string()),
     }
     write_parquet(folder / "items.parquet", pa.table(columns))
@@ -230,14 +256,11 @@ def load_index(folder: Path) -> ItemIndex:
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
     table = pq.read_table(folder / "items.parquet")
-    names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "text")]
+    names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "text", "question")]
     return ItemIndex(
         items=[Item(*row) for row in zip(*names, strict=True)],
         status_I=table.column("status").to_pylist(),
         words_I=table.column("words").to_numpy(),
-        grams_I=table.column("grams").to_numpy(),
-        place_G3=load("place_G3"),
-        posting_start_G=load("posting_start_G"),
-        posting_L=load("posting_L"),
+        **{name: load(name) for name in _OWN_ARRAYS},
         tables=GramTables(**{name: load(name) for name in _ARRAYS}, lead=int(load("lead")[0])),
     )

@@ -42,12 +42,14 @@ ALLOWED = "allowed"
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a benchmark: ``text`` is what is looked for."""
+    """One item of a benchmark: ``text`` is its question with the gold answer, ``question`` the question alone (empty
+    where there is no answer to leave out)."""
 
     benchmark: str
     split: str
     id: str
     text: str
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def read_items(config: DecontaminateConfig, base: Path) -> list[Item]:
         ConfigError: a benchmark is unknown, its package or file is missing, or a line of it is no item.
     """
     return [
-        Item(name, item.split, item.id, item.text)
+        Item(name, item.split, item.id, item.text, item.question if item.answer else "")
         for name, items in _by_name(config, base).items()
         for item in items
     ]  # fmt: skip
@@ -93,7 +95,7 @@ def items_identity(config: DecontaminateConfig, base: Path) -> list[list[object]
         ConfigError: as :func:`read_items`.
     """
     return [
-        [name, len(items), digest_of([[item.split, item.id, item.text] for item in items])]
+        [name, len(items), digest_of([[item.split, item.id, item.question, item.answer] for item in items])]
         for name, items in _by_name(config, base).items()
     ]
 

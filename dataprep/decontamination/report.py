@@ -81,8 +81,8 @@ def hit_table(
         ids = document_ids(source.source, source.path, one.hits["record"], salt).tolist()
         grams, documents = _sample_grams(one, documents_G)
         for hit, document, gram, count in zip(one.hits.tolist(), ids, grams.tolist(), documents.tolist(), strict=True):
-            record, number, matched, byte_start, byte_stop = hit
-            item, total = index.items[number], int(index.grams_I[number])
+            record, number, form, matched, byte_start, byte_stop = hit
+            item, total = index.items[number], int(index.grams_F[form])
             if gram not in texts:
                 texts[gram] = index.gram_text(gram)
             where = (document, source.source, source.path, record)
@@ -96,12 +96,15 @@ def _frequent_table(index: ItemIndex, documents_G: NDArray[np.int64], config: De
     """Grams in more documents than ``frequent_documents``, most frequent first."""
     grams = np.flatnonzero(documents_G > config.frequent_documents)
     grams = grams[np.lexsort((grams, -documents_G[grams]))]
-    first = [index.items[item] for item in index.place_G3[grams, 0].tolist()]
+    first = [index.items[item] for item in index.item_F[index.place_G3[grams, 0]].tolist()]
+    holders = (
+        np.unique(index.item_F[index.posting_L[slice(*index.posting_start_G[gram : gram + 2])]]) for gram in grams
+    )
     return pa.table(
         {
             "ngram": pa.array([index.gram_text(gram) for gram in grams.tolist()], pa.string()),
             "documents": pa.array(documents_G[grams], pa.int64()),
-            "items": pa.array(index.posting_start_G[grams + 1] - index.posting_start_G[grams], pa.int64()),
+            "items": pa.array([len(items) for items in holders], pa.int64()),
             "benchmark": pa.array([item.benchmark for item in first], pa.string()),
             "split": pa.array([item.split for item in first], pa.string()),
             "item": pa.array([item.id for item in first], pa.string()),
@@ -122,7 +125,7 @@ def _item_table(index: ItemIndex, hits: pa.Table) -> pa.Table:
                 name: pa.array(values, pa.string()) for name, values in zip(names, zip(*keys, strict=True), strict=True)
             },
             "words": pa.array(index.words_I, pa.int64()),
-            "grams": pa.array(index.grams_I, pa.int64()),
+            "grams": pa.array(index.grams_F[: len(index.items)], pa.int64()),
             "status": pa.array(index.status_I, pa.string()),
             "documents_hit": pa.array([documents.get(key, 0) for key in keys], pa.int64()),
         }
@@ -172,6 +175,7 @@ def write_report(
         "threshold": config.threshold,
         "min_words": config.min_words,
         "action": config.action,
+        "question_alone": config.question_alone,
         "frequent_documents": config.frequent_documents,
         "allowed_texts": len(config.allow),
         "rules_version": RULES_VERSION,

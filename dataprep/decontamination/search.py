@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["HIT_DTYPE", "HIT_GRAM_DTYPE", "RANGE_DTYPE", "Found", "ItemFinder", "read_only_buffers"]
 
 HIT_DTYPE = np.dtype(
-    [("record", "<i8"), ("item", "<i4"), ("matched", "<i4"), ("byte_start", "<i8"), ("byte_stop", "<i8")]
+    [
+        ("record", "<i8"),
+        ("item", "<i4"),
+        ("form", "<i4"),
+        ("matched", "<i4"),
+        ("byte_start", "<i8"),
+        ("byte_stop", "<i8"),
+    ]
 )
-"""``matched``: distinct grams of the item in the document; bytes from the first of them to behind the last."""
+"""``form``: the form of the item of which the document holds the largest share, ``matched``: distinct grams of it
+there; bytes from the first gram of any form that is hit to behind the last."""
 HIT_GRAM_DTYPE = np.dtype([("hit", "<i8"), ("gram", "<i4")])
-"""``hit``: row number of the hit."""
+"""``hit``: row number of the hit; ``gram``: of any form of the item that is hit."""
 RANGE_DTYPE = np.dtype([("record", "<i8"), ("byte_start", "<i8"), ("byte_count", "<i8")])
 _ROOM = 1 << 14
 
@@ -81,13 +89,13 @@ class ItemFinder:
         pair_M = np.unique(match_M3[:, 0] * num_grams + match_M3[:, 2])  # (document, gram), each once
         document_M, gram_M = np.divmod(pair_M, num_grams)
         grams, documents = np.unique(gram_M, return_counts=True)
-        hit_H3, pair_hit, pair_gram = self._hits(document_M, gram_M)
+        hit_H4, pair_hit, pair_gram = self._hits(document_M, gram_M)
         hit_grams = np.zeros(len(pair_hit), HIT_GRAM_DTYPE)
         hit_grams["hit"], hit_grams["gram"] = pair_hit, pair_gram
-        hits = np.zeros(len(hit_H3), HIT_DTYPE)
-        hits["record"] = record_N[hit_H3[:, 0]]
-        hits["item"], hits["matched"] = hit_H3[:, 1], hit_H3[:, 2]
-        ranges = self._place(buffers, match_M3, hit_H3[:, 0], hits, hit_grams)
+        hits = np.zeros(len(hit_H4), HIT_DTYPE)
+        hits["record"] = record_N[hit_H4[:, 0]]
+        hits["item"], hits["form"], hits["matched"] = hit_H4[:, 1:].T
+        ranges = self._place(buffers, match_M3, hit_H4[:, 0], hits, hit_grams)
         return Found(hits, hit_grams, ranges, np.stack((grams, documents), axis=1))
 
     def _scan(self, buffers: Buffers) -> NDArray[np.int64]:
@@ -106,22 +114,29 @@ class ItemFinder:
     def _hits(
         self, document_M: NDArray[np.int64], gram_M: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Hits (H, 3: document, item, matched grams) and, pair by pair, the hit and gram of each."""
+        """Hits (H, 4: document, item, form, matched grams) and, pair by pair, the hit and gram of each."""
         index = self._index
         start_M = index.posting_start_G[gram_M]
         count_M = index.posting_start_G[gram_M + 1] - start_M
         place = np.arange(int(count_M.sum())) + np.repeat(start_M - (np.cumsum(count_M) - count_M), count_M)
-        item, gram = index.posting_L[place].astype(np.int64), np.repeat(gram_M, count_M)
-        key, group, matched = np.unique(
-            np.repeat(document_M, count_M) * len(index.items) + item, return_inverse=True, return_counts=True
+        form, gram = index.posting_L[place].astype(np.int64), np.repeat(gram_M, count_M)
+        num_forms, num_items, num_grams = len(index.item_F), len(index.items), len(index.place_G3)
+        key_K, group, matched_K = np.unique(
+            np.repeat(document_M, count_M) * num_forms + form, return_inverse=True, return_counts=True
         )
-        document_K, item_K = np.divmod(key, len(index.items))
-        enough_K = matched / index.grams_I[item_K] >= self._threshold
-        number_K = np.cumsum(enough_K) - 1
-        pairs = np.flatnonzero(enough_K[group])
-        pairs = pairs[np.lexsort((gram[pairs], number_K[group[pairs]]))]
-        hit_H3 = np.stack((document_K, item_K, matched), axis=1)[enough_K]
-        return hit_H3, number_K[group[pairs]], gram[pairs]
+        document_K, form_K = np.divmod(key_K, num_forms)
+        score_K = matched_K / index.grams_F[form_K]
+        enough = np.flatnonzero(score_K >= self._threshold)
+        name_K = document_K * num_items + index.item_F[form_K]
+        names_H = np.unique(name_K[enough])
+        best = enough[np.lexsort((form_K[enough], -score_K[enough], name_K[enough]))]
+        best = best[np.searchsorted(name_K[best], names_H)]
+        hit_K = np.full(len(key_K), -1)
+        hit_K[enough] = np.searchsorted(names_H, name_K[enough])
+        wanted = hit_K[group] >= 0
+        pairs = np.unique(hit_K[group[wanted]] * num_grams + gram[wanted])
+        hit_H4 = np.stack((document_K[best], index.item_F[form_K[best]], form_K[best], matched_K[best]), axis=1)
+        return hit_H4, *np.divmod(pairs, num_grams)
 
     def _place(
         self,

