@@ -22,6 +22,7 @@ from .documents import REMOVED, Status
 from .fates import Fates
 from .mix import SourceMix
 from .pipeline import Pipeline
+from .screen_report import screen_account
 from .stages import read_json
 
 __all__ = ["Written", "account", "account_table", "dedup_account", "read_written"]
@@ -109,7 +110,8 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
     """The whole account of a build, checked.
 
     Returns:
-        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": bytes cut from documents of both Datasets}``.
+        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": bytes cut from documents of both Datasets,
+        "screens": {...}}``.
 
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
@@ -131,7 +133,8 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
                 written.counts[split][source]["tokens"],
             )
     cut_bytes = sum(row["trained_cut_bytes"] + row["held_out_cut_bytes"] for row in sources.values())
-    return {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
+    account = {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
+    return {**account, "screens": screen_account(pipeline)}
 
 
 def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> None:

@@ -74,7 +74,7 @@ def _check_not_own(name: str, path: Path, own: Sequence[Path]) -> None:
 
 
 def check_names(config: BuildConfig) -> None:
-    """Refuse names that no table knows: formats, packing strategies.
+    """Refuse names that no table knows: formats, packing strategies, quality filters with their options.
 
     Apart from reading the configuration, because the tables import the code that they name, and that takes long.
 
@@ -91,6 +91,10 @@ def check_names(config: BuildConfig) -> None:
     for place, name, table in wanted:
         if name not in table:
             raise ConfigError("TR-CONFIG-NAME", f"there is no {name!r}", place, f"one of {', '.join(sorted(table))}")
+    if config.quality:
+        from .quality.check import check_steps
+
+        check_steps(config.quality)
 
 
 def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """The stages of a job in their order: what each one is made of, which are finished, and running those that are not.
 
-    [quality] -> [contamination -> decontaminate] -> sign -> decide -> [anchors -> repeats -> grams -> spans] -> [index]
-    -> choose -> sample -> tokenizer -> tokenize -> mix -> pack -> write -> (publish)
+    [quality] -> [items -> contamination -> decontaminate] -> sign -> decide -> [anchors -> repeats -> grams -> spans]
+    -> [index] -> choose -> sample -> tokenizer -> tokenize -> mix -> pack -> write -> (publish)
 
 Stages in brackets exist only where the configuration asks for them. The digest of every stage is known before anything
 runs, because it is made of configuration, input hashes and parents' digests only. So a finished job is recognised from
@@ -11,7 +11,6 @@ the Dataset's manifest alone.
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ __all__ = ["STAGES", "Pipeline", "locked", "plan_pipeline"]
 
 STAGES: Mapping[str, int] = {
     "quality": 1,
+    "items": 1,
     "contamination": 1,
     "decontaminate": 1,
     "sign": 2,
@@ -169,16 +169,16 @@ def _plan_screens(plans: _StagePlans, job: Job) -> list[str]:
     screens = []
     if config.quality:
         steps = {"quality": to_plain(config.quality), "ingest": to_plain(config.ingest), **rules}
-        if any(step.datatrove for step in config.quality):
-            steps["datatrove"] = importlib.metadata.version("datatrove")
-        plans.add("quality", steps, [], files, [identity])
+        from .quality.check import quality_versions
+
+        plans.add("quality", {**steps, **quality_versions(config.quality)}, [], files, [identity])
         screens.append("quality")
     if config.decontaminate.benchmarks:
-        from .decontaminate import items_identity
+        from .decontamination.items import items_identity
 
         plain = {"decontaminate": to_plain(config.decontaminate), "ingest": to_plain(config.ingest), **rules}
-        items = items_identity(config.decontaminate, job.base)
-        plans.add("contamination", plain, list(screens), files, [identity, items])
+        plans.add("items", {**plain, "seed": config.seed}, [], 1, items_identity(config.decontaminate, job.base))
+        plans.add("contamination", plain, ["items", *screens], files, [identity])
         plans.add("decontaminate", {**plain, "seed": config.seed}, ["contamination"], 1)
         screens.append("decontaminate")
     return screens

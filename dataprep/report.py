@@ -12,6 +12,8 @@ from typing import Any
 from loader.files import write_atomic
 from loader.page import Block, Chart, Facts, Prose, Section, Table, render_page
 
+from .screen_report import BENCHMARK_COLUMNS, QUALITY_COLUMNS, benchmark_rows, quality_rows
+
 __all__ = ["dataset_page", "write_dataset_report"]
 
 
@@ -41,6 +43,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
     sections = [
         Section("Where every document went", _funnel(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
+        *_screens(accounting.get("screens", {})),
         Section("Mix", _mix(accounting["mix"])),
         Section("Samples", _samples(config, sources)),
         Section("Tokenizer", [_tokenizer(tokenizer)]),
@@ -94,6 +97,25 @@ def _bytes(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         for name, row in sources.items()
     ]
     return [Table(["source", "in", "trained", "held out", "cut", "removed"], rows)]
+
+
+def _screens(screens: Mapping[str, Any]) -> list[Section]:
+    """What quality filters and decontamination did, where the job had them."""
+    sections = []
+    if "quality" in screens:
+        rows = quality_rows(screens["quality"])
+        table: Block = Table(list(QUALITY_COLUMNS), rows) if rows else Prose("No document was dropped.")
+        sections.append(Section("Quality", [table]))
+    if "decontaminate" in screens:
+        report = screens["decontaminate"]
+        rule = report["rule"]
+        words = (
+            f"A document is contaminated by an item if it holds at least {rule['threshold']:.0%} of the item's "
+            f"distinct {rule['n']}-grams. Action: {rule['action']}. Every hit: contamination.parquet."
+        )
+        table = Table([head for head, _ in BENCHMARK_COLUMNS], benchmark_rows(report))
+        sections.append(Section("Decontamination", [Prose(words), table]))
+    return sections
 
 
 def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:

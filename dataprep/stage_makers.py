@@ -12,6 +12,7 @@ from .dedup.config import DecideConfig, SignConfig
 from .documents import Status
 from .fates import Fates
 from .job import Job
+from .places import find_index
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
@@ -80,6 +81,38 @@ def _quality(parts: StageParts) -> tuple[PipelineStep, ...]:
     )
 
 
+def _items(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .decontaminate import IndexItems
+
+    job = parts.job
+    return (IndexItems(job.config.decontaminate, job.base, parts.folders["items"], job.config.seed),)
+
+
+def _contamination(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .decontaminate import FindItems
+
+    config, folders = parts.job.config, parts.folders
+    earlier = [folders["quality"]] if "quality" in folders else []
+    limit = config.ingest.line_limit_bytes
+    step = FindItems(
+        parts.job.inputs,
+        config.decontaminate,
+        folders["items"],
+        folders["contamination"],
+        earlier,
+        line_limit_bytes=limit,
+    )
+    return (step,)
+
+
+def _decontaminate(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .decontaminate import JudgeDocuments
+
+    config, folders = parts.job.config, parts.folders
+    places = (folders["items"], folders["contamination"], folders["decontaminate"])
+    return (JudgeDocuments(parts.job.inputs, config.decontaminate, *places, config.seed),)
+
+
 def _sign(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .dedup.steps import SignDocuments
 
@@ -89,8 +122,44 @@ def _sign(parts: StageParts) -> tuple[PipelineStep, ...]:
 def _decide(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .dedup.steps import DecideDocuments
 
+    job, folders = parts.job, parts.folders
+    step = DecideDocuments(
+        job.inputs,
+        decide_config(job),
+        folders["sign"],
+        folders["decide"],
+        screens=[(status, folders[name]) for name, status in SCREENS.items() if name in folders],
+        indexes=[find_index(job.base, name) for name in job.config.dedup.against],
+        memory_bytes=job.config.run.memory_bytes,
+    )
+    return (step,)
+
+
+_SPAN_STAGES = ("anchors", "repeats", "grams", "spans")
+
+
+def _span_step(place: int) -> _Maker:
+    """Maker of one of the four stages that cut passages; tasks of a file share the memory between the workers."""
+
+    def make(parts: StageParts) -> tuple[PipelineStep, ...]:
+        from .spans import SpanFolders
+        from .spans.steps import CutSpans, FindAnchors, FindRepeats, ListGrams
+
+        step = (FindAnchors, FindRepeats, ListGrams, CutSpans)[place]
+        job, run = parts.job, parts.job.config.run
+        folders = SpanFolders(*(parts.folders[stage] for stage in ("sign", "decide", *_SPAN_STAGES)))
+        memory_bytes = run.memory_bytes // run.workers if place in (0, 2) else run.memory_bytes
+        return (step(job.inputs, decide_config(job), folders, memory_bytes),)
+
+    return make
+
+
+def _index(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .dedup.index import WriteIndex
+
     folders = parts.folders
-    return (DecideDocuments(parts.job.inputs, decide_config(parts.job), folders["sign"], folders["decide"]),)
+    places = (folders["sign"], parts.fates.status, folders["index"])
+    return (WriteIndex(parts.job.inputs, decide_config(parts.job), *places),)
 
 
 def _choose(parts: StageParts) -> tuple[PipelineStep, ...]:
@@ -141,8 +210,13 @@ def _write(parts: StageParts) -> tuple[PipelineStep, ...]:
 
 _MAKERS: Mapping[str, _Maker] = {
     "quality": _quality,
+    "items": _items,
+    "contamination": _contamination,
+    "decontaminate": _decontaminate,
     "sign": _sign,
     "decide": _decide,
+    **{name: _span_step(place) for place, name in enumerate(_SPAN_STAGES)},
+    "index": _index,
     "choose": _choose,
     "sample": _sample,
     "tokenizer": _tokenizer,
