@@ -3,11 +3,12 @@
 Rule: a document is contaminated by an item if it holds at least ``threshold`` of the item's distinct n-grams (13
 words by the rules of ``dataprep.normalize``, so whatever the wrapping, case, punctuation, NFC or NFD; composed Hangul
 excepted), however long the document is. An item with fewer than n words must occur whole, in one piece; below
-``min_words`` words it is listed as unmatchable. An item is its question with the gold answer; with ``question_alone``
-a question of n words or more counts by itself as well, and the better score is the item's. n-grams of ``allow`` texts
-are no part of any item. n-grams that more than ``frequent_documents`` documents hold are *reported* as frequent, and
-hits that rest on nothing else are marked; they still count until someone has looked at them and allows them, since
-what is frequent may be a saying, or a leak with many copies.
+``min_words`` words it is listed as unmatchable. An item is its question with the gold answer. As leaks write
+something between them, it counts with each of ``joints`` there as well, and with ``question_alone`` a question of n
+words or more counts by itself; the best of these scores is the item's. n-grams of ``allow`` texts are no part of any
+item. n-grams that more than ``frequent_documents`` documents hold are *reported* as frequent, and hits that rest on
+nothing else are marked; they still count until someone has looked at them and allows them, since what is frequent may
+be a saying, or a leak with many copies.
 
 ``IndexItems`` (one task) reads the items, writes the index (see ``decontamination.index``) and ``canary.json``, having
 planted a sample of the items and found all of them.

@@ -79,6 +79,7 @@ class DecontaminateConfig:
         min_words: items with fewer than ``n`` words match whole from this many; shorter ones are listed as unmatchable.
         question_alone: an item whose question alone has ``n`` words or more also counts by the n-grams of the question:
             leaks often write choices or another answer behind it.
+        joints: what leaks write between question and answer; with each of them an item counts as well.
         action: ``drop`` the document, ``cut`` the matched passages, or only ``report``.
         frequent_documents: an n-gram of an item that occurs in more documents than this is reported as frequent: a
             licence or a saying rather than a leak, or a leak with many copies. It still counts; ``allow`` it once seen.
@@ -91,6 +92,7 @@ class DecontaminateConfig:
     threshold: float = 0.5
     min_words: int = 8
     question_alone: bool = True
+    joints: tuple[str, ...] = ("Answer:",)
     action: Literal["drop", "cut", "report"] = "drop"
     frequent_documents: int = 100
     allow: tuple[str, ...] = ()

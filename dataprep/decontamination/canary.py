@@ -102,7 +102,7 @@ def _documents(index: ItemIndex, planted: Sequence[int]) -> Iterator[tuple[list[
         mine = list(planted[start : start + _ITEMS_A_DOCUMENT])
         pieces = [filler[0]]
         for place, item in enumerate(mine):
-            pieces += [DISGUISES[(start + place) % len(DISGUISES)](index.items[item].text), filler[place + 1]]
+            pieces += [DISGUISES[(start + place) % len(DISGUISES)](index.form_F[item]), filler[place + 1]]
         yield mine, "\n".join([*pieces, *filler[len(mine) + 1 :]])
 
 
@@ -127,7 +127,7 @@ def check_canary(index: ItemIndex, threshold: float, salt: int) -> dict[str, int
                 raise JobError(
                     "TR-DECONTAMINATE-CANARY",
                     f"{len(missed)} planted items were not found, first {item.benchmark} {item.split} {item.id}",
-                    f"item {item.text[:200]!r}",
+                    f"item {index.form_F[missed[0]][:200]!r}",
                     "every planted item is found",
                     "report this with the item: decontamination cannot be trusted for it",
                 )

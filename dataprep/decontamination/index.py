@@ -1,11 +1,13 @@
 """The index of all items: which grams there are, which items hold them, and the tables that find them in documents.
 
 On disk, per array a ``.npy`` that all tasks of a machine map into memory (so it is there once), and ``items.parquet``
-(benchmark, split, item, text, question, words, grams, status) in the order of item numbers. Every item has a row, also
-those that cannot match. Gram numbers count up in order of their first form, so they are a function of the items alone.
+(benchmark, split, item, question, answer, words, grams, status) in the order of item numbers. Every item has a row,
+also those that cannot match. ``forms.parquet`` (item, text). Gram numbers count up in order of their first form, so
+they are a function of the items alone.
 
-A form is a text by which an item is found: form i is the text of item i, later ones are questions alone. Shapes: I
-items, F forms, G distinct grams, R occurrences of grams in forms, L forms of all grams together ("postings").
+A form is a text by which an item is found: form i is question and answer of item i, later ones have a joint between
+them or are questions alone. Shapes: I items, F forms, G distinct grams, R occurrences of grams in forms, L forms of
+all grams together ("postings").
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ItemIndex", "build_index", "check_matchable", "load_index", "save_index"]
 
 _ARRAYS = ("filter_B", "lead_key_P", "lead_lengths_P", "gram_key_Q", "gram_Q")
-_OWN_ARRAYS = ("item_F", "grams_F", "place_G3", "posting_start_G", "posting_L")
+_OWN_ARRAYS = ("grams_F", "place_G3", "posting_start_G", "posting_L")
 _FILTER_BITS_PER_GRAM = 16
 _LEAST_SLOTS = 1 << 10
 
@@ -42,7 +44,7 @@ class ItemIndex:
 
     Attributes:
         items, status_I, words_I: the items, what became of each, the words of its text.
-        item_F, grams_F: the item of each form (int64), its distinct grams that count (0 = it cannot match).
+        form_F, item_F, grams_F: text and item (int64) of each form, its distinct grams that count (0 = cannot match).
         place_G3: int64: form, first word and number of words of each gram where it stands first.
         posting_start_G, posting_L: forms (int32, ascending) that hold each gram; starts with one entry more.
         tables: what the kernel searches with.
@@ -51,17 +53,13 @@ class ItemIndex:
     items: Sequence[Item]
     status_I: Sequence[str]
     words_I: NDArray[np.int64]
+    form_F: Sequence[str]
     item_F: NDArray[np.int64]
     grams_F: NDArray[np.int64]
     place_G3: NDArray[np.int64]
     posting_start_G: NDArray[np.int64]
     posting_L: NDArray[np.int32]
     tables: GramTables
-
-    def form_text(self, form: int) -> str:
-        """The text of a form."""
-        item = self.items[int(self.item_F[form])]
-        return item.text if form < len(self.items) else item.question
 
     def gram_text(self, gram: int) -> str:
         """The words of a gram as the first form that holds it writes them, spaces and line ends made one space."""
@@ -70,7 +68,7 @@ class ItemIndex:
         from .search import read_only_buffers
 
         form, first, length = self.place_G3[gram].tolist()
-        buffers = read_only_buffers(text_array([self.form_text(form)]))
+        buffers = read_only_buffers(text_array([self.form_F[form]]))
         size = int(buffers.offset_N[-1])
         bound_T2 = np.zeros((size + 1, 2), np.int64)
         bound_words(buffers.data, (0, size), load_table(), bound_T2)
@@ -146,15 +144,28 @@ def _tables(
     return GramTables(*arrays, lead)
 
 
-def _forms(items: Sequence[Item], config: DecontaminateConfig) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
-    """Words, item and length of the grams of each form; length 0 where a form cannot match."""
-    num_items = len(items)
-    alone = [number for number, item in enumerate(items) if item.question and config.question_alone]
-    words = split([*(item.text for item in items), *(items[number].question for number in alone)])
-    item_F = np.concatenate((np.arange(num_items), np.array(alone, np.int64)))
-    least_F = np.where(np.arange(len(item_F)) < num_items, config.min_words, config.n)
-    out_F = (words.count_I < least_F) | _is_duplicate(items, words)[item_F]
-    return words, item_F, np.where(out_F, 0, np.minimum(words.count_I, config.n))
+def _forms(items: Sequence[Item], config: DecontaminateConfig) -> tuple[list[str], NDArray[np.int64]]:
+    """Text and item of each form: all items' texts, then those with a joint, then questions alone."""
+    answered = [number for number, item in enumerate(items) if item.answer]
+    forms = [item.text() for item in items]
+    for joint in config.joints:
+        forms += [items[number].text(joint) for number in answered]
+    if config.question_alone:
+        forms += [items[number].question for number in answered]
+    repeats = len(config.joints) + config.question_alone
+    return forms, np.concatenate((np.arange(len(items)), np.tile(np.array(answered, np.int64), repeats)))
+
+
+def _gram_lengths(
+    items: Sequence[Item], item_F: NDArray[np.int64], words: Words, config: DecontaminateConfig
+) -> NDArray[np.int64]:
+    """Words of the grams of each form (int64, F); 0 where it cannot match."""
+    num_alone = sum(bool(item.answer) for item in items) if config.question_alone else 0
+    least_F = np.full(len(item_F), config.min_words)
+    least_F[len(item_F) - num_alone :] = config.n
+    out_I = (words.count_I[: len(items)] < config.min_words) | _is_duplicate(items, words)
+    out_F = (words.count_I < least_F) | out_I[item_F]
+    return np.where(out_F, 0, np.minimum(words.count_I, config.n))
 
 
 def _status(items: Sequence[Item], words: Words, matchable: set[int], min_words: int) -> list[str]:
@@ -173,7 +184,9 @@ def build_index(items: Sequence[Item], config: DecontaminateConfig) -> ItemIndex
     Grams that stand in an ``allow`` text are no part of any item, neither of what is found nor of what it is a share
     of. Cost: 2 s for a million grams, 150 B a gram.
     """
-    words, item_F, length_F = _forms(items, config)
+    form_F, item_F = _forms(items, config)
+    words = split(form_F)
+    length_F = _gram_lengths(items, item_F, words, config)
     place_R3 = _grams(words, length_F)
     lead = int(place_R3[:, 1].min()) if len(place_R3) else config.n
     key_R2 = _keys(words, place_R3, lead)
@@ -193,6 +206,7 @@ def build_index(items: Sequence[Item], config: DecontaminateConfig) -> ItemIndex
         items=items,
         status_I=_status(items, words, set(item_F[grams_F > 0].tolist()), config.min_words),
         words_I=words.count_I[: len(items)],
+        form_F=form_F,
         item_F=item_F,
         grams_F=grams_F,
         place_G3=own_G3,
@@ -237,12 +251,13 @@ def save_index(index: ItemIndex, folder: Path) -> None:
         "benchmark": pa.array([item.benchmark for item in index.items], pa.string()),
         "split": pa.array([item.split for item in index.items], pa.string()),
         "item": pa.array([item.id for item in index.items], pa.string()),
-        "text": text_array([item.text for item in index.items]),
         "question": text_array([item.question for item in index.items]),
+        "answer": text_array([item.answer for item in index.items]),
         "words": pa.array(index.words_I, pa.int64()),
         "grams": pa.array(index.grams_F[: len(index.items)], pa.int64()),
         "status": pa.array(index.status_I, pa.string()),
     }
+    write_parquet(folder / "forms.parquet", pa.table({"item": index.item_F, "text": text_array(index.form_F)}))
     write_parquet(folder / "items.parquet", pa.table(columns))
 
 
@@ -255,12 +270,14 @@ def load_index(folder: Path) -> ItemIndex:
     def load(name: str) -> NDArray[Any]:
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
-    table = pq.read_table(folder / "items.parquet")
-    names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "text", "question")]
+    table, forms = pq.read_table(folder / "items.parquet"), pq.read_table(folder / "forms.parquet")
+    names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "question", "answer")]
     return ItemIndex(
         items=[Item(*row) for row in zip(*names, strict=True)],
         status_I=table.column("status").to_pylist(),
         words_I=table.column("words").to_numpy(),
+        form_F=forms.column("text").to_pylist(),
+        item_F=forms.column("item").to_numpy(),
         **{name: load(name) for name in _OWN_ARRAYS},
         tables=GramTables(**{name: load(name) for name in _ARRAYS}, lead=int(load("lead")[0])),
     )

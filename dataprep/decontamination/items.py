@@ -42,14 +42,17 @@ ALLOWED = "allowed"
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a benchmark: ``text`` is its question with the gold answer, ``question`` the question alone (empty
-    where there is no answer to leave out)."""
+    """One item of a benchmark; ``answer`` is empty where the question is everything."""
 
     benchmark: str
     split: str
     id: str
-    text: str
-    question: str = ""
+    question: str
+    answer: str = ""
+
+    def text(self, joint: str = "") -> str:
+        """The question with the gold answer, ``joint`` between them."""
+        return "\n".join(filter(None, (self.question, joint, self.answer)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def read_items(config: DecontaminateConfig, base: Path) -> list[Item]:
         ConfigError: a benchmark is unknown, its package or file is missing, or a line of it is no item.
     """
     return [
-        Item(name, item.split, item.id, item.text, item.question if item.answer else "")
+        Item(name, item.split, item.id, item.question, item.answer)
         for name, items in _by_name(config, base).items()
         for item in items
     ]  # fmt: skip

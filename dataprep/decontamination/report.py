@@ -176,6 +176,7 @@ def write_report(
         "min_words": config.min_words,
         "action": config.action,
         "question_alone": config.question_alone,
+        "joints": list(config.joints),
         "frequent_documents": config.frequent_documents,
         "allowed_texts": len(config.allow),
         "rules_version": RULES_VERSION,

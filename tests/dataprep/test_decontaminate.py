@@ -93,6 +93,18 @@ def test_a_question_with_other_words_behind_it_is_found_by_itself(tmp_path: Path
     assert [(hit["matched"], hit["grams"], hit["score"]) for hit in done.hits] == ([(4, 4, 1.0)] if alone else [])
 
 
+@pytest.mark.parametrize("joints", [(), ("Answer:",), ("Solution:", "A.")])
+def test_a_word_between_question_and_answer_hides_nothing(tmp_path: Path, joints: tuple[str, ...]) -> None:
+    write_items(tmp_path, ["is there a short way to the stone house"], answer="no")
+    texts = [f"Is there a short way to the stone house?\n{joint} No." for joint in ("", "Answer:", "Solution:", "(A)")]
+    done = screen(
+        sources(tmp_path, [*texts, "Is there a short way to the stone house?"]), configuration(joints=joints), tmp_path
+    )
+    expected = {0} | {1 + place for place, joint in enumerate(("Answer:", "Solution:", "A.")) if joint in joints}
+    assert done.dropped() == expected
+    assert {hit["grams"] for hit in done.hits} == {1}
+
+
 def test_short_items_match_whole_and_in_one_piece(tmp_path: Path) -> None:
     short = "one two three four five six seven eight nine"
     words = short.split()
@@ -256,7 +268,7 @@ def test_items_come_from_any_jsonl(tmp_path: Path) -> None:
     assert items_identity(config, tmp_path)[0][1] == 2
     from dataprep.decontamination.items import read_items
 
-    assert [(item.split, item.id, item.text) for item in read_items(config, tmp_path)] == [
+    assert [(item.split, item.id, item.text()) for item in read_items(config, tmp_path)] == [
         ("dev", "a1.jsonl:0", "one\ntwo\nthree\n4"),
         ("dev", "a1.jsonl:2", "five"),
     ]

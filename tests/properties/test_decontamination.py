@@ -29,14 +29,12 @@ configs = st.builds(
     threshold=st.sampled_from((0.3, 0.5, 0.75, 1.0)),
     allow=st.lists(texts, max_size=1).map(tuple),
     question_alone=st.booleans(),
+    joints=st.sampled_from(((), ("a",), ("b", "é B"))),
 )
 
 
 def index_of(items: list[Parts], config: DecontaminateConfig) -> ItemIndex:
-    whole = [
-        Item("exam", "test", str(i), f"{question}\n{answer}", question if answer else "")
-        for i, (question, answer) in enumerate(items)
-    ]
+    whole = [Item("exam", "test", str(i), question, answer) for i, (question, answer) in enumerate(items)]
     return build_index(whole, config)
 
 
@@ -45,7 +43,12 @@ def index_of(items: list[Parts], config: DecontaminateConfig) -> ItemIndex:
 def test_hits_scores_grams_and_bytes_are_those_of_the_rule(
     data: st.DataObject, items: list[Parts], config: DecontaminateConfig
 ) -> None:
-    pieces = st.one_of(st.sampled_from(items).map("\n".join), st.sampled_from(items).map(lambda item: item[0]), texts)
+    pieces = st.one_of(
+        st.sampled_from(items).map("\n".join),
+        st.sampled_from(items).map(" a ".join),
+        st.sampled_from(items).map(lambda item: item[0]),
+        texts,
+    )
     documents = data.draw(st.lists(st.lists(pieces, max_size=4).map(" ".join), min_size=1, max_size=5))
     index = index_of(items, config)
     found = ItemFinder(index, config.threshold).find(text_array(documents), np.arange(len(documents)))

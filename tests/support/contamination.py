@@ -101,6 +101,9 @@ def forms_of(items: Sequence[Parts], config: DecontaminateConfig) -> list[list[s
         forms: list[set[Gram]] = []
         if len(tokens) >= config.min_words and tokens not in seen:
             forms.append(set(runs(tokens, min(config.n, len(tokens)))))
+            for joint in config.joints if answer else ():
+                joined = tokens_of(f"{question}\n{joint}\n{answer}")
+                forms.append(set(runs(joined, min(config.n, len(joined)))))
             if answer and config.question_alone:
                 forms.append(set(runs(tokens_of(question), config.n)))
         seen.add(tokens)
