@@ -7,7 +7,7 @@ manual pages in ten languages, HTML documentation as text, package metadata, Pyt
 archives alone: paths are sorted, caps are fixed, what is not UTF-8 is read as Latin-1. ``dedup_corpus.lock.json``
 pins version and sha256 of each; a registry that has moved on is no error, but each difference is named and kept in
 the manifest, and figures of another corpus have another digest. ``--quick`` is a subset of 8 MB; without the whole
-corpus at hand it is made from the smaller packages (60 MB of downloads, no kernel). Documents have 100 to 400,000
+corpus at hand it is made from the smaller packages (75 MB of downloads, no kernel). Documents have 100 to 400,000
 characters: empty and shorter ones are the tests' business.
 """
 
@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -97,7 +97,7 @@ RECIPES = {
     "boost_b": _Recipe("html", ("libboost1.81-doc",), ("libboost1.81-doc",), "boost"),
     "javadoc": _Recipe("html", ("openjdk-17-doc",), ("openjdk-17-doc",)),
     "htmldocs": _Recipe("html", tuple(_HTML.split()), ("git-doc", "cmake-doc", "postgresql-doc-15")),
-    "books": _Recipe("html", tuple(_BOOKS.split()), ("debian-reference-en", "debian-reference-ja")),
+    "books": _Recipe("html", tuple(_BOOKS.split()), ("installation-guide-amd64",)),
     "debmeta": _Recipe("meta", tuple(_META.split()), _SMALL_META),
     "pypkg": _Recipe("wheel", tuple(_WHEELS.split()), _SMALL_WHEELS),
 }
@@ -105,6 +105,7 @@ RECIPES = {
 _KERNEL_DIRS = ("Documentation/", "LICENSES/", "block/", "crypto/", "fs/", "include/linux/", "kernel/", "mm/", "net/")
 _KERNEL_ENDINGS = (".c", ".h", ".rst", ".txt", ".py", ".sh")
 _META_NAMES = ("copyright", "changelog", "README", "NEWS", "AUTHORS", "TODO")
+_TEXT_ENDINGS = (".html", ".htm", ".txt")
 _WHEEL_ENDINGS = (".py", ".pyi", ".md", ".rst", ".txt", ".po", "/METADATA")
 _DROPPED = re.compile(r"(?is)<(script|style|head)\b.*?</\1\s*>|<!--.*?-->")
 _BLOCK = re.compile(r"(?i)</?(p|div|br|li|ul|ol|tr|table|h[1-6]|pre|dt|dd|section|article)\b[^>]*>")
@@ -209,31 +210,44 @@ Document = tuple[str, str]  # path, text
 def _extracted(
     packages: dict[str, tuple[str, ...]], archives: dict[str, Path]
 ) -> Iterator[tuple[str, Iterator[Document]]]:
-    """Each source's documents, sorted by path, within the caps."""
+    """Each source's documents, sorted by path, within the caps. Package metadata comes from its own packages and from
+    those of the manual pages and HTML before it."""
+    metadata: list[tuple[str, bytes]] = []
     for source, names in packages.items():
         kind = RECIPES[source].kind
-        skipped = {*packages.get("kernel_a", ()), *packages.get("kernel_b", ()), *packages["pypkg"]}
         raw: list[tuple[str, bytes]] = []
-        for name in [n for n in archives if n not in skipped] if kind == "meta" else names:
-            raw += _unpacked(archives[name], name, kind)
-        yield source, _capped(sorted(raw), kind)
+        for name in names:
+            raw += _of_wheel(archives[name], name) if kind == "wheel" else _of_package(archives[name], name, metadata)
+        yield source, _capped(sorted(metadata if kind == "meta" else raw), kind)
 
 
-def _unpacked(archive: Path, name: str, kind: str) -> list[tuple[str, bytes]]:
-    """Wanted files of one archive: path below the package's name, bytes."""
-    if kind == "wheel":
-        with zipfile.ZipFile(archive) as wheel:
-            inside = [i for i in wheel.namelist() if i.endswith(_WHEEL_ENDINGS)]
-            return [(f"{name.replace('==', '-')}/{i}", wheel.read(i)) for i in inside]
+def _of_wheel(archive: Path, name: str) -> list[tuple[str, bytes]]:
+    """Wanted files of a wheel: path below its name, bytes."""
+    with zipfile.ZipFile(archive) as wheel:
+        inside = [path for path in wheel.namelist() if path.endswith(_WHEEL_ENDINGS)]
+        return [(f"{name.replace('==', '-')}/{path}", wheel.read(path)) for path in inside]
+
+
+def _of_package(archive: Path, name: str, metadata: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Wanted files of a Debian package likewise; what it says of itself goes to ``metadata``."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         subprocess.run(["dpkg-deb", "-x", str(archive), scratch], check=True)
-        if kind == "kernel":
-            with tarfile.open(next((Path(scratch) / "usr/src").glob("*.tar.xz")), "r|xz") as tar:
+        sources = sorted((Path(scratch) / "usr/src").glob("*.tar.xz"))
+        if sources:
+            with tarfile.open(sources[0], "r|xz") as tar:
                 return [(f"{name}/{path}", data) for path, data in _kernel_files(tar)]
-        root = Path(scratch) / ("usr/share/man" if kind == "man" else "usr/share/doc")
-        paths = [Path(top, file) for top, _, files in os.walk(root) for file in files if _wanted(file, kind)]
-        kept = [path for path in paths if path.is_file() and not path.is_symlink()]
-        return [(f"{name}/{path.relative_to(root)}", _read(path)) for path in kept]
+        documents = Path(scratch) / "usr/share/doc"
+        metadata += _files_below(documents, name, lambda file: file.startswith(_META_NAMES))
+        if name.startswith("manpages"):
+            return _files_below(Path(scratch) / "usr/share/man", name, lambda file: file.endswith(".gz"))
+        return _files_below(documents, name, lambda file: file.removesuffix(".gz").endswith(_TEXT_ENDINGS))
+
+
+def _files_below(root: Path, name: str, wanted: Callable[[str], bool]) -> list[tuple[str, bytes]]:
+    """Regular files below a folder whose names are wanted."""
+    paths = [Path(top, file) for top, _, files in os.walk(root) for file in files if wanted(file)]
+    kept = [path for path in paths if path.is_file() and not path.is_symlink()]
+    return [(f"{name}/{path.relative_to(root)}", _read(path)) for path in kept]
 
 
 def _kernel_files(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
@@ -242,14 +256,6 @@ def _kernel_files(tar: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
         if member.isfile() and path.startswith(_KERNEL_DIRS) and path.endswith(_KERNEL_ENDINGS):
             file = tar.extractfile(member)
             yield path, file.read() if file is not None else b""
-
-
-def _wanted(file: str, kind: str) -> bool:
-    if kind == "man":
-        return file.endswith(".gz")
-    if kind == "meta":
-        return file.startswith(_META_NAMES)
-    return file.removesuffix(".gz").endswith((".html", ".htm", ".txt"))
 
 
 def _read(path: Path) -> bytes:
