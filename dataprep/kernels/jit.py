@@ -8,18 +8,32 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.extending import intrinsic as _intrinsic
 
-from ..settings import use_kernel_cache
+from ..settings import kernel_cache_folder, use_kernel_cache
+from .cache import temporary_folders, writable_folder
 
 __all__ = ["helper", "intrinsic", "kernel"]
 
-use_kernel_cache()
+
+def _place_cache() -> bool:
+    """Point numba at a folder that can be written; False without one: machine code then lives in memory alone, and
+    every process compiles what it calls."""
+    use_kernel_cache()
+    wanted = kernel_cache_folder()
+    folder = writable_folder(wanted, temporary_folders(wanted))
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+    return folder is not None
+
+
+_ON_DISK = _place_cache()
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def kernel(function: _F) -> _F:
-    """Compile at the first call, keep the machine code on disk, release the GIL. Wraparound indexing stays legal."""
-    return cast(_F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    """Compile at the first call, keep the machine code on disk (where that can be written), release the GIL. Wraparound
+    indexing stays legal."""
+    return cast(_F, numba.njit(cache=_ON_DISK, nogil=True, error_model="numpy")(function))
 
 
 def helper(function: _F) -> _F:
