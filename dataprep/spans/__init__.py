@@ -14,7 +14,7 @@ No word is lost: the word of a covered n-gram has a counterpart in the first occ
 (priority, word). If that one is covered too, the same holds for it, and so on; as the order falls at each step, the
 last one is not covered and stays, in a document that stays. What is not promised is that a whole passage stays in one
 piece: where the first occurrence of a passage is itself covered by two better ones that overlap in it, its words stay
-there.
+there; and periodic text, whose first n-gram is overlapped by its own repeats, shrinks to one period.
 
 N-grams are compared by 64-bit hashes: among G listed n-grams about G^2 / 2^65 are taken for equal that are not (one in
 a corpus of 6 billion listed n-grams).
