@@ -3,14 +3,15 @@
 Documents are visited in priority order; one is removed only if a *kept* better document is its duplicate: equal
 bytes, or exact Jaccard similarity of shingle sets at or above the threshold. So no removal is wrong, nothing chains
 from duplicate to duplicate, and the witness of every removal is in the final kept set. The result depends on the
-documents and their priority alone, not on the order in which pairs were found.
+documents and their priority alone, not on the order in which pairs were found, nor on the memory: components of
+candidates are independent of each other, so they are decided group by group.
 
-Shapes: N documents in priority order, H heads among them, C documents whose texts are needed, B bands, M methods.
+Shapes: N documents in priority order, P documents in the order of the files, H heads, L heads of a group, T methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +19,27 @@ from numpy.typing import NDArray
 
 from ..documents import Status
 from ..kernels.jaccard import Sets
-from ..kernels.walk import NO_DOCUMENT, Buckets, Fates, Rules, find_candidates, link_kept, walk
+from ..kernels.walk import NO_DOCUMENT, Fates, Rules, find_candidates, link_kept, walk
+from .buckets import Band, plan_bands, propose
+from .candidates import ReadColumns, ReadSets
 from .config import DedupConfig, HoldoutConfig
+from .groups import CHECKS, Group, Groups, form_groups, head_costs
 from .minhash import estimate_floor
+from .spill import Spill, Workspace, forget_pages
 from .table import DocumentTable, Method
 
-__all__ = ["Decision", "ReadSets", "decide"]
+__all__ = ["Decision", "Reads", "decide", "pair_methods"]
 
-ReadSets = Callable[[NDArray[np.int64]], Sets]
-"""Reads the shingle sets of some documents (ascending numbers): they are the only texts that are read a second time."""
+_STEP_HEADS = 1 << 13
+"""Heads of a mapped group that are walked before its pages are given back."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a decision reads, each once: signed columns of all documents twice, shingle sets of candidates."""
+
+    columns: ReadColumns
+    sets: ReadSets
 
 
 @dataclass(frozen=True)
@@ -35,161 +48,292 @@ class Decision:
 
     Attributes:
         status_N: uint8, KEPT or a REMOVED status (hold-out comes later).
-        witness_N: int64, the kept document that removed this one, else ``NO_DOCUMENT``.
+        witness_N: int32, the kept document that removed this one, else ``NO_DOCUMENT``.
         similarity_N: float64, similarity to the witness.
-        component_N: int64, best document of the component of kept documents that must stay together (itself if alone).
+        component_N: int32, best document of the component of kept documents that must stay together (itself if alone).
         figures: what was compared: candidate documents and pairs, similarities computed, pairs unverified.
+        scratch_bytes: disk that was used meanwhile.
     """
 
     status_N: NDArray[np.uint8]
-    witness_N: NDArray[np.int64]
+    witness_N: NDArray[np.int32]
     similarity_N: NDArray[np.float64]
-    component_N: NDArray[np.int64]
+    component_N: NDArray[np.int32]
     figures: dict[str, int]
+    scratch_bytes: int
 
 
-def _head_buckets(
-    table: DocumentTable, methods: Mapping[str, Method], names: list[str], config: DedupConfig
-) -> tuple[Buckets, int]:
-    """The buckets of all methods in one table of bands, and how many pairs they pass over."""
-    proposals = [methods[name].propose(table, config) for name in names]
-    empty = np.zeros((0, len(table.heads)), np.int32)
-    bands = [np.full(len(proposal.member_BH), method, np.uint8) for method, proposal in enumerate(proposals)]
-    buckets = Buckets(
-        np.concatenate([empty, *(proposal.member_BH for proposal in proposals)]),
-        np.concatenate([empty, *(proposal.start_BH for proposal in proposals)]),
-        np.concatenate([np.zeros(0, np.uint8), *bands]),
-    )
-    return buckets, sum(proposal.unverified for proposal in proposals)
+def pair_methods(methods: Mapping[str, Method], config: DedupConfig) -> list[str]:
+    """The configured methods that propose pairs; those whose pairs need no verification first."""
+    names = [name for name in config.methods if methods[name].kind == "pairs"]
+    return sorted(names, key=lambda name: (methods[name].verifies, name))
 
 
-def _rules(table: DocumentTable, methods: Mapping[str, Method], names: list[str], config: DedupConfig) -> Rules:
-    heads = table.heads
-    takes_part = [table.takes_part_N[name][heads] for name in names]
-    signature_HK = np.ascontiguousarray(table.signature_NK[heads])
-    return Rules(
-        signature_HK=signature_HK,
-        verifies_M=np.array([methods[name].verifies for name in names], np.bool_),
-        takes_part_MH=np.array(takes_part, np.bool_).reshape(len(names), len(heads)),
-        group_H=np.zeros(len(heads), np.int32) if config.across else table.source_N[heads],
-        threshold=config.threshold,
-        floor=estimate_floor(config.threshold, max(1, signature_HK.shape[1])),
-        max_members=config.max_bucket,
-    )
+class _Decider:
+    """One decision on its way."""
+
+    def __init__(
+        self,
+        table: DocumentTable,
+        methods: Mapping[str, Method],
+        settings: tuple[DedupConfig, HoldoutConfig],
+        reads: Reads,
+        workspace: Workspace,
+    ) -> None:
+        self.table, self.methods, self.reads, self.workspace = table, methods, reads, workspace
+        self.config, self.holdout = settings
+        self.names = pair_methods(methods, self.config)
+        self.heads = table.heads
+        count = len(self.heads)
+        self.fates = Fates(
+            np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), np.zeros(3, np.int64)
+        )
+        self.root_H = np.arange(count, dtype=np.int32)
+        self.num_candidates = 0
+        self.scratch_bytes = 0
+
+    @property
+    def verifies(self) -> bool:
+        """Whether texts are read again."""
+        return self.config.decision == "leader"
+
+    def run(self) -> None:
+        """Fates of the heads, and their components."""
+        groups = self._form_groups()
+        needed = [self._candidates(groups, group) for group in range(groups.num_groups)]
+        needed_H = np.concatenate([np.zeros(0, np.int64), *needed])
+        self.num_candidates = len(needed_H)
+        sets = _SetSpill(groups, self.workspace)
+        if self.verifies:
+            number_N = np.full(len(self.table.head_N), NO_DOCUMENT, np.int32)
+            number_N[self.heads] = np.arange(len(self.heads), dtype=np.int32)
+            for documents, sizes, values in self.reads.sets(np.sort(self.heads[needed_H])):
+                sets.add(number_N[documents], sizes, values)
+        for group in range(groups.num_groups):
+            self._decide_group(groups, group, sets)
+        self.scratch_bytes += groups.scratch_bytes + sets.scratch_bytes
+
+    def _form_groups(self) -> Groups:
+        table, heads, config = self.table, self.heads, self.config
+        bands: list[Band] = plan_bands(self.methods, self.names, config)
+        place_N = np.full(len(table.head_N), NO_DOCUMENT, np.int32)
+        place_N[heads] = np.arange(len(heads), dtype=np.int32)
+        head_P = np.where(table.number_P >= 0, place_N[table.number_P], NO_DOCUMENT).astype(np.int32)
+        text_H = table.text_N[heads]
+        shared_text_H = np.bincount(text_H, minlength=len(table.text_N))[text_H] > 1
+        proposals = propose(self.reads.columns(head_P), bands, shared_text_H, config, self.workspace)
+        permutations = config.minhash.num_permutations if "minhash" in self.names else 0
+        cost_H = head_costs(proposals.count_H, table.num_shingles_N[heads], permutations, self.verifies)
+        groups = Groups(proposals, form_groups(proposals, cost_H, self.workspace), bands, config, self.workspace)
+        wanted_P = np.where((head_P >= 0) & (groups.group_H[head_P] >= 0), head_P, NO_DOCUMENT).astype(np.int32)
+        for head_C, columns in self.reads.columns(wanted_P):
+            groups.add_columns(head_C, columns)
+        self.scratch_bytes = proposals.scratch_bytes
+        return groups
+
+    def _rules(self, group: Group, similarity: float) -> Rules:
+        table, config, names = self.table, self.config, self.names
+        document_L = self.heads[group.head_L]
+        takes_part = [table.takes_part_N[name][document_L] for name in names]
+        count = len(document_L)
+        return Rules(
+            signature_LK=group.signature_LK,
+            simhash_L=group.simhash_L,
+            text_L=table.text_N[document_L],
+            check_T=np.array([CHECKS[self.methods[name].check] for name in names], np.uint8),
+            takes_part_TL=np.array(takes_part, np.bool_).reshape(len(names), count),
+            group_L=np.zeros(count, np.int32) if config.across else table.source_N[document_L],
+            threshold=similarity,
+            floor=estimate_floor(similarity, max(1, group.signature_LK.shape[1])),
+            max_distance=config.simhash.max_distance,
+            max_members=config.max_bucket,
+            num_fixed=int(np.searchsorted(document_L, table.num_earlier)),
+            estimate=not self.verifies,
+        )
+
+    def _candidates(self, groups: Groups, number: int) -> NDArray[np.int64]:
+        """Heads of one group whose texts are needed."""
+        group = groups.load(number)
+        linking = self.holdout.fraction > 0
+        lowest = min(self.config.threshold, self.holdout.linked_at) if linking else self.config.threshold
+        candidate_L = np.zeros(len(group.head_L), np.uint8)
+        find_candidates(group.buckets, self._rules(group, lowest), candidate_L)
+        forget_pages(group.signature_LK)
+        needed: NDArray[np.int64] = group.head_L[candidate_L != 0]
+        return needed
+
+    def _decide_group(self, groups: Groups, number: int, sets: _SetSpill) -> None:
+        group = groups.load(number)
+        count = len(group.head_L)
+        step = _STEP_HEADS if number in groups.too_large else max(1, count)
+        own = sets.load(number)
+        fates = Fates(
+            np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), self.fates.state
+        )
+        rules, seen_L = self._rules(group, self.config.threshold), np.full(count, NO_DOCUMENT, np.int64)
+        for first in range(0, count, step):
+            walk(group.buckets, rules, own, fates, seen_L, (first, min(count, first + step)))
+            forget_pages(own.value_S)
+            forget_pages(group.signature_LK)
+        removed_L = fates.witness_L != NO_DOCUMENT
+        witness_L = group.head_L[np.where(removed_L, fates.witness_L, 0)] if count else group.head_L
+        self.fates.witness_L[group.head_L] = np.where(removed_L, witness_L, NO_DOCUMENT)
+        self.fates.similarity_L[group.head_L] = fates.similarity_L
+        self.fates.method_L[group.head_L] = fates.method_L
+        if self.holdout.fraction > 0 and count:
+            parent_L = np.arange(count, dtype=np.int32)
+            linking = self._rules(group, self.holdout.linked_at)
+            for first in range(0, count, step):
+                link_kept(group.buckets, linking, own, fates, parent_L, (first, min(count, first + step)))
+                forget_pages(own.value_S)
+                forget_pages(group.signature_LK)
+            self.root_H[group.head_L] = group.head_L[_flat(parent_L)]
+        sets.drop(number)
 
 
-def _at(rules: Rules, similarity: float) -> Rules:
-    """The same rules at another similarity."""
-    return rules._replace(threshold=similarity, floor=estimate_floor(similarity, max(1, rules.signature_HK.shape[1])))
+class _SetSpill:
+    """Shingle sets of heads, by group."""
+
+    def __init__(self, groups: Groups, workspace: Workspace) -> None:
+        self._groups = groups
+        share = 4 if groups.num_groups == 1 else 16
+        limit = workspace.memory_bytes // share
+        self._values = Spill(workspace.folder, "sets", (np.uint64,), groups.num_groups, limit)
+        self._sizes = Spill(workspace.folder, "set-sizes", (np.uint32, np.int64), groups.num_groups, limit)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Disk that sets took."""
+        return self._values.spilled_bytes + self._sizes.spilled_bytes
+
+    def add(self, head_C: NDArray[np.int32], size_C: NDArray[np.int64], values: NDArray[np.uint64]) -> None:
+        """Take sets of heads, one after another."""
+        group_C = self._groups.group_H[head_C]
+        self._sizes.route(group_C, head_C.astype(np.uint32), size_C)
+        self._values.route(np.repeat(group_C, size_C) if self._groups.num_groups > 1 else group_C, values)
+
+    def load(self, group: int) -> Sets:
+        """Sets of one group, by place in it; heads that were not read have empty ones."""
+        count = len(self._groups.heads(group))
+        start_L, stop_L = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        if not self._sizes.num_rows[group]:
+            return Sets(np.zeros(0, np.uint64), start_L, stop_L)
+        head_C, size_C = self._sizes.read(group)
+        place_C = self._groups.local_H[head_C]
+        stop_C = np.cumsum(size_C)
+        start_L[place_C], stop_L[place_C] = stop_C - size_C, stop_C
+        mapped = group in self._groups.too_large
+        (values,) = self._values.map(group) if mapped else self._values.read(group)
+        return Sets(values, start_L, stop_L)
+
+    def drop(self, group: int) -> None:
+        """Forget one group's sets."""
+        self._values.drop(group)
+        self._sizes.drop(group)
 
 
-def _spread_over_copies(
-    table: DocumentTable, fates: Fates, names: list[str], verifies_M: NDArray[np.bool_]
-) -> tuple[Fates, NDArray[np.bool_]]:
+def _flat(parent_N: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Roots instead of parents."""
+    while True:
+        roots = parent_N[parent_N]
+        if np.array_equal(roots, parent_N):
+            return roots
+        parent_N = roots
+
+
+def _spread_over_copies(decider: _Decider) -> tuple[Fates, NDArray[np.bool_]]:
     """Fates of all N documents from those of the heads, and which documents went because their own head is kept.
 
     A document that is no head shares the fate of its text, and goes if its head is kept, if it takes part in a
     method that can tell: in one that needs no verification, else in one that compares sets, if it has a set.
     """
-    count, heads = len(table.head_N), table.heads
-    place_N = np.zeros(count, np.int64)
-    place_N[heads] = np.arange(len(heads))
+    table, heads, names, fates = decider.table, decider.heads, decider.names, decider.fates
+    count = len(table.head_N)
+    if count == 0:
+        return fates, np.zeros(0, np.bool_)
+    place_N = np.zeros(count, np.int32)
+    place_N[heads] = np.arange(len(heads), dtype=np.int32)
     place_N = place_N[table.head_N]
-    witness_N = fates.witness_H[place_N] if count else np.zeros(0, np.int64)
+    witness_N = fates.witness_L[place_N]
     method_N = np.full(count, len(names), np.uint8)
-    for method in sorted(range(len(names)), key=lambda method: bool(verifies_M[method]), reverse=True):
-        can_tell = table.takes_part_N[names[method]] & (not verifies_M[method] or table.num_shingles_N > 0)
+    for method in reversed(range(len(names))):
+        can_tell = table.takes_part_N[names[method]].copy()
+        if decider.methods[names[method]].verifies:
+            can_tell &= table.num_shingles_N > 0
         method_N[can_tell] = method
-    is_copy = table.head_N != np.arange(count)
     removed = witness_N != NO_DOCUMENT
-    copies = is_copy & ~removed & (method_N < len(names))
+    copies = (table.head_N != np.arange(count)) & ~removed & (method_N < len(names))
     whole = Fates(
-        witness_H=np.where(removed, heads[np.where(removed, witness_N, 0)] if count else 0, NO_DOCUMENT),
-        similarity_H=np.where(removed, fates.similarity_H[place_N] if count else 0.0, 0.0),
-        method_H=np.where(removed, fates.method_H[place_N] if count else 0, method_N).astype(np.uint8),
-        state=fates.state,
+        np.where(removed, heads[np.where(removed, witness_N, 0)], NO_DOCUMENT).astype(np.int32),
+        np.where(removed, fates.similarity_L[place_N], 0.0),
+        np.where(removed, fates.method_L[place_N], method_N).astype(np.uint8),
+        fates.state,
     )
-    whole.witness_H[copies] = table.head_N[copies]
-    whole.similarity_H[copies] = 1.0
+    whole.witness_L[copies] = table.head_N[copies]
+    whole.similarity_L[copies] = 1.0
     return whole, copies
 
 
-def _link_equal_texts(table: DocumentTable, kept_N: NDArray[np.bool_], component_N: NDArray[np.int64]) -> None:
-    """Join the components of kept documents of equal bytes (in sources that opted out, or in other sources)."""
-    kept = np.flatnonzero(kept_N)
-    order = kept[np.lexsort((kept, table.size_N[kept], table.hash_N2[kept, 0], table.hash_N2[kept, 1]))]
-    same = (table.hash_N2[order[1:]] == table.hash_N2[order[:-1]]).all(axis=1)
-    same &= table.size_N[order[1:]] == table.size_N[order[:-1]]
-    for worse, better in zip(order[1:][same].tolist(), order[:-1][same].tolist(), strict=True):
-        a, b = _root(component_N, worse), _root(component_N, better)
-        component_N[max(a, b)] = min(a, b)
+def _components(decider: _Decider) -> NDArray[np.int32]:
+    """Best document (N) of each document's component; removed documents are alone. Kept documents of equal bytes (in
+    sources that opted out, or in other sources) are linked as well."""
+    from ..kernels.bands import join_members
 
-
-def _root(parent_N: NDArray[np.int64], document: int) -> int:
-    while parent_N[document] != document:
-        document = int(parent_N[document])
-    return document
-
-
-def _components(table: DocumentTable, buckets: Buckets, rules: Rules, sets: Sets, fates: Fates) -> NDArray[np.int64]:
-    """Best document (N) of each document's component; removed documents are alone."""
-    heads = table.heads
-    parent_H = np.arange(len(heads), dtype=np.int64)
-    link_kept(buckets, rules, sets, fates, parent_H)
-    component_N = np.arange(len(table.head_N), dtype=np.int64)
-    component_N[heads] = heads[parent_H]
-    kept_N = np.ones(len(component_N), np.bool_)
-    kept_N[heads] = fates.witness_H == NO_DOCUMENT
+    table, heads = decider.table, decider.heads
+    count = len(table.head_N)
+    component_N = np.arange(count, dtype=np.int32)
+    component_N[heads] = heads[_flat(decider.root_H)]
+    kept_N = np.ones(count, np.bool_)
+    kept_N[heads] = decider.fates.witness_L == NO_DOCUMENT
     kept_N &= kept_N[table.head_N]
-    _link_equal_texts(table, kept_N, component_N)
-    while True:
-        roots = component_N[component_N]
-        if np.array_equal(roots, component_N):
-            return roots
-        component_N = roots
+    kept = np.flatnonzero(kept_N)
+    kept = kept[np.argsort(table.text_N[kept], kind="stable")]
+    text_K = table.text_N[kept]
+    sizes = np.diff(np.append(np.flatnonzero(np.diff(text_K, prepend=-1)), len(kept))).astype(np.uint32)
+    several = sizes > 1
+    members = kept[np.repeat(several, sizes)].astype(np.uint32)
+    join_members(members, sizes[several], component_N, np.zeros(count, np.int32))
+    return _flat(component_N)
 
 
 def decide(
     table: DocumentTable,
     methods: Mapping[str, Method],
-    config: DedupConfig,
-    holdout: HoldoutConfig,
-    read_sets: ReadSets,
+    settings: tuple[DedupConfig, HoldoutConfig],
+    reads: Reads,
+    workspace: Workspace,
 ) -> Decision:
-    """Decide every document of ``table``; texts are read only for candidates, by ``read_sets``.
+    """Decide every document of ``table``.
+
+    Args:
+        table: the documents.
+        methods: what names in the configuration mean.
+        settings: of dedup and of hold-out (documents are linked only if some are held out).
+        reads: signed columns, and texts of candidates.
+        workspace: memory and scratch folder.
 
     Raises:
         AssertionError: a removal whose witness is not kept (an error of this program).
     """
-    names = sorted(config.methods, key=lambda name: (methods[name].verifies, name))
-    heads, count = table.heads, len(table.head_N)
-    buckets, unverified = _head_buckets(table, methods, names, config)
-    rules = _rules(table, methods, names, config)
-    linking = holdout.fraction > 0
-    lowest = min(config.threshold, holdout.linked_at) if linking else config.threshold
-    candidate_H = np.zeros(len(heads), np.uint8)
-    find_candidates(buckets, _at(rules, lowest), candidate_H)
-    read = read_sets(heads[candidate_H != 0])
-    sets = Sets(read.value_S, read.start_N[heads], read.stop_N[heads])
-    fates = Fates(
-        np.full(len(heads), NO_DOCUMENT), np.zeros(len(heads)), np.zeros(len(heads), np.uint8), np.zeros(2, np.int64)
-    )
-    walk(buckets, rules, sets, fates)
-    component_N = np.arange(count, dtype=np.int64)
-    if linking:
-        component_N = _components(table, buckets, _at(rules, holdout.linked_at), sets, fates)
-    whole, copies = _spread_over_copies(table, fates, names, rules.verifies_M)
-    kept_N = whole.witness_H == NO_DOCUMENT
-    if not kept_N[whole.witness_H[~kept_N]].all():
+    decider = _Decider(table, methods, settings, reads, workspace)
+    names: Sequence[str] = decider.names
+    if names:
+        decider.run()
+    component_N = np.arange(len(table.head_N), dtype=np.int32)
+    if settings[1].fraction > 0:
+        component_N = _components(decider)
+    whole, copies = _spread_over_copies(decider)
+    kept_N = whole.witness_L == NO_DOCUMENT
+    if not kept_N[whole.witness_L[~kept_N]].all() or not kept_N[: table.num_earlier].all():
         raise AssertionError("a removed document's witness is not kept")
-    status_M = np.array([*(methods[name].status for name in names), Status.KEPT], np.uint8)
-    status_N = np.where(kept_N, np.uint8(Status.KEPT), status_M[whole.method_H]).astype(np.uint8)
+    status_T = np.array([*(methods[name].status for name in names), Status.KEPT], np.uint8)
+    status_N = np.where(kept_N, np.uint8(Status.KEPT), status_T[whole.method_L]).astype(np.uint8)
     figures = {
-        "documents": count,
-        "candidate_documents": int(np.count_nonzero(candidate_H)),
-        "signatures_compared": int(fates.state[0]),
-        "similarities": int(fates.state[1]),
+        "documents": len(status_N) - table.num_earlier,
+        "candidate_documents": decider.num_candidates,
+        "signatures_compared": int(whole.state[0]),
+        "similarities": int(whole.state[1]),
         "copies": int(copies.sum()),
-        "unverified_pairs": unverified,
+        "unverified_pairs": int(whole.state[2]),
     }
-    return Decision(status_N, whole.witness_H, whole.similarity_H, component_N, figures)
+    return Decision(status_N, whole.witness_L, whole.similarity_L, component_N, figures, decider.scratch_bytes)

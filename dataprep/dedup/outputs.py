@@ -1,12 +1,13 @@
 """What a decision leaves on disk: a status per record, the removal and reject tables, the counts and their limits.
 
-Shapes: N documents in priority order, F files, R records of a file.
+Everything is written file by file of the input, in the order of (source rank, source, path), so memory does not grow
+with the job. Shapes: N documents in priority order, D documents of a file, R records of a file.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,54 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from loader.errors import JobError
-from loader.files import write_atomic
 
-from ..documents import InputFile, RejectReason, Status
+from ..documents import REMOVED, InputFile, RejectReason, Status
 from ..formats import FileSummary
+from ..tables import write_batches
 from .config import DedupConfig, IngestConfig
-from .decide import Decision
 from .table import DocumentTable
 
 __all__ = [
+    "REJECT_SCHEMA",
+    "REMOVAL_SCHEMA",
+    "FileFates",
+    "SourceCounts",
+    "Witnesses",
     "check_rejects",
     "check_removals",
-    "count_sources",
     "file_order",
-    "reject_table",
-    "removal_table",
+    "reject_rows",
+    "removal_rows",
     "status_of_file",
     "write_parquet",
 ]
 
-_REMOVED = {Status.REMOVED_EXACT: "exact", Status.REMOVED_MINHASH: "minhash"}
+REJECT_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("record_start", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+REMOVAL_SCHEMA = pa.schema(
+    [
+        ("document", pa.uint64()),
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("method", pa.string()),
+        ("witness_document", pa.uint64()),
+        ("witness_source", pa.string()),
+        ("witness_file", pa.string()),
+        ("witness_record", pa.int64()),
+        ("similarity", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+_IS_REMOVED = np.isin(np.arange(256), REMOVED)
+_METHODS = pa.array([Status(code).method if _IS_REMOVED[code] else None for code in range(256)], pa.string())
 
 
 def file_order(inputs: Sequence[InputFile]) -> list[int]:
@@ -43,104 +72,157 @@ def file_order(inputs: Sequence[InputFile]) -> list[int]:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table so that equal tables give equal bytes (one row group, no statistics of the writer's mood)."""
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=1 << 20, write_page_checksum=True)
-    write_atomic(path, buffer.getvalue())
+    """Write a whole table so that equal tables give equal bytes."""
+    write_batches(path, table.schema, table.to_batches())
 
 
-def status_of_file(
-    summary: FileSummary, rejects: NDArray[Any], record_N: NDArray[np.int64], status_N: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """Status (uint8) of the R records of one file from those of its N documents."""
+@dataclass(frozen=True)
+class FileFates:
+    """The D documents of one file in record order.
+
+    Attributes:
+        record_D, size_D: int64 record numbers and bytes.
+        number_D: int32 numbers in the table, -1 where a screen took the document.
+        status_D: uint8, ``Status``.
+        id_D: uint64 document ids.
+        reason_D: why a screen took it; None elsewhere.
+    """
+
+    record_D: NDArray[np.int64]
+    size_D: NDArray[np.int64]
+    number_D: NDArray[np.int32]
+    status_D: NDArray[np.uint8]
+    id_D: NDArray[np.uint64]
+    reason_D: Sequence[str | None]
+
+
+def status_of_file(summary: FileSummary, rejects: NDArray[Any], fates: FileFates) -> NDArray[np.uint8]:
+    """Status (uint8) of the R records of one file from those of its documents."""
     status_R = np.full(summary.num_records, Status.BLANK, np.uint8)
     status_R[rejects["record"]] = Status.REJECTED
-    status_R[record_N] = status_N
+    status_R[fates.record_D] = fates.status_D
     return status_R
 
 
-def reject_table(inputs: Sequence[InputFile], rejects: Sequence[NDArray[Any]]) -> pa.Table:
-    """All rejects: source, file, record, record_start, reason."""
+def reject_rows(inputs: InputFile, rejects: NDArray[Any]) -> pa.RecordBatch:
+    """Rejects of one file."""
     labels = {int(reason): reason.label for reason in RejectReason}
-    columns: dict[str, list[Any]] = {"source": [], "file": [], "record": [], "record_start": [], "reason": []}
-    for file in file_order(inputs):
-        rows = rejects[file]
-        columns["source"] += [inputs[file].source] * len(rows)
-        columns["file"] += [inputs[file].path] * len(rows)
-        columns["record"] += rows["record"].tolist()
-        columns["record_start"] += rows["record_start"].tolist()
-        columns["reason"] += [labels[reason] for reason in rows["reason"].tolist()]
-    kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string())
-    return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True))))
+    columns = [
+        _constant(inputs.source, len(rejects)),
+        _constant(inputs.path, len(rejects)),
+        pa.array(rejects["record"], pa.int64()),
+        pa.array(rejects["record_start"], pa.int64()),
+        pa.array([labels[reason] for reason in rejects["reason"].tolist()], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=REJECT_SCHEMA)
 
 
-def removal_table(
-    inputs: Sequence[InputFile], table: DocumentTable, decision: Decision, id_N: NDArray[np.uint64]
-) -> pa.Table:
-    """All removals with their witnesses, in the order of (source rank, source, path, record)."""
-    place_F = np.empty(len(inputs), np.int64)
-    place_F[file_order(inputs)] = np.arange(len(inputs))
-    gone = np.flatnonzero(decision.witness_N >= 0)
-    gone = gone[np.lexsort((table.record_N[gone], place_F[table.file_N[gone]]))]
-    witness = decision.witness_N[gone]
-
-    def of_files(attribute: str, documents: NDArray[np.int64]) -> pa.Array:
-        names = pa.array([getattr(file, attribute) for file in inputs], pa.string())
-        return names.take(pa.array(table.file_N[documents]))
-
-    methods = pa.array([_REMOVED[Status(status)] for status in decision.status_N[gone].tolist()], pa.string())
-    return pa.table(
-        {
-            "document": pa.array(id_N[gone], pa.uint64()),
-            "source": of_files("source", gone),
-            "file": of_files("path", gone),
-            "record": pa.array(table.record_N[gone], pa.int64()),
-            "method": methods,
-            "witness_document": pa.array(id_N[witness], pa.uint64()),
-            "witness_source": of_files("source", witness),
-            "witness_file": of_files("path", witness),
-            "witness_record": pa.array(table.record_N[witness], pa.int64()),
-            "similarity": pa.array(decision.similarity_N[gone], pa.float64()),
-        }
-    )
+def _constant(value: str, count: int) -> pa.Array:
+    return pa.array([value], pa.string()).take(pa.array(np.zeros(count, np.int64)))
 
 
-def _source_files(inputs: Sequence[InputFile]) -> dict[str, list[int]]:
-    files: dict[str, list[int]] = {}
-    for file in file_order(inputs):
-        files.setdefault(inputs[file].source, []).append(file)
-    return files
+@dataclass(frozen=True)
+class Witnesses:
+    """Of N documents their ids, which one is whose witness, and how similar the two are."""
+
+    id_N: NDArray[np.uint64]
+    witness_N: NDArray[np.int32]
+    similarity_N: NDArray[np.float64]
 
 
-def count_sources(
+def removal_rows(
     inputs: Sequence[InputFile],
-    summaries: Sequence[FileSummary],
-    rejects: Sequence[NDArray[Any]],
+    file: int,
     table: DocumentTable,
-    status_N: NDArray[np.uint8],
-) -> dict[str, dict[str, Any]]:
-    """Counts per source; documents = kept + held out + removed, records = documents + rejected + blank."""
-    counts = {}
-    for source, files in _source_files(inputs).items():
-        mine = table.source_N == table.source_names.index(source)
-        status, size = status_N[mine], table.size_N[mine]
-        reasons = np.concatenate([rejects[file]["reason"] for file in files])
-        counts[source] = {
-            "files": len(files),
-            "records": sum(summaries[file].num_records for file in files),
-            "blank": sum(summaries[file].num_blank for file in files),
-            "documents": int(mine.sum()),
-            "bytes": int(size.sum()),
-            "rejected": {reason.label: int((reasons == reason).sum()) for reason in RejectReason if reason in reasons},
-            "removed": {name: int((status == code).sum()) for code, name in _REMOVED.items()},
-            "held_out": int((status == Status.HELD_OUT).sum()),
-            "held_out_bytes": int(size[status == Status.HELD_OUT].sum()),
-            "kept": int((status == Status.KEPT).sum()),
-            "kept_bytes": int(size[status == Status.KEPT].sum()),
+    fates: FileFates,
+    witnesses: Witnesses,
+    superseding: bool = False,
+) -> pa.RecordBatch:
+    """Removals of one file with their witnesses; those by screens have none, those by dedup no reason.
+
+    With ``superseding`` only those that would have outranked their witness, a document of an earlier run.
+    """
+    gone = np.flatnonzero(_IS_REMOVED[fates.status_D])
+    if superseding:
+        gone = gone[fates.number_D[gone] >= 0]
+        gone = gone[table.outranks(fates.number_D[gone], witnesses.witness_N[fates.number_D[gone]])]
+    number = fates.number_D[gone]
+    columns = [
+        pa.array(fates.id_D[gone], pa.uint64()),
+        _constant(inputs[file].source, len(gone)),
+        _constant(inputs[file].path, len(gone)),
+        pa.array(fates.record_D[gone], pa.int64()),
+        _METHODS.take(pa.array(fates.status_D[gone])),
+        *_witness_columns(inputs, table, number, witnesses),
+        pa.array([fates.reason_D[place] for place in gone.tolist()], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=REMOVAL_SCHEMA)
+
+
+def _witness_columns(
+    inputs: Sequence[InputFile], table: DocumentTable, number_C: NDArray[np.int32], witnesses: Witnesses
+) -> list[pa.Array]:
+    """The five columns about the witnesses of documents; null where the number is -1. An earlier document has no
+    file."""
+    if not len(witnesses.id_N):
+        return [pa.nulls(len(number_C), field.type) for field in list(REMOVAL_SCHEMA)[5:10]]
+    alone = number_C < 0
+    witness_C = np.where(alone, 0, witnesses.witness_N[number_C])
+    file_C = table.file_N[witness_C]
+    paths, sources = pa.array([one.path for one in inputs]), pa.array(table.source_names)
+    in_file = file_C >= 0
+    return [
+        pa.array(witnesses.id_N[witness_C], pa.uint64(), mask=alone),
+        sources.take(pa.array(table.source_N[witness_C], mask=alone)),
+        paths.take(pa.array(file_C, mask=alone | ~in_file)),
+        pa.array(table.record_N[witness_C], pa.int64(), mask=alone | ~in_file),
+        pa.array(witnesses.similarity_N[number_C], pa.float64(), mask=alone),
+    ]
+
+
+class SourceCounts:
+    """Counts per source, file by file; documents = kept + held out + removed, records = documents + rejected +
+    blank."""
+
+    def __init__(self, inputs: Sequence[InputFile]) -> None:
+        self._inputs = inputs
+        self.counts: dict[str, dict[str, Any]] = {
+            inputs[file].source: {
+                **dict.fromkeys(("files", "records", "blank", "documents", "bytes"), 0),
+                "rejected": {},
+                "removed": {status.method: 0 for status in REMOVED},
+                **dict.fromkeys(("held_out", "held_out_bytes", "kept", "kept_bytes"), 0),
+            }
+            for file in file_order(inputs)
         }
-    return counts
+
+    def add(self, file: int, summary: FileSummary, rejects: NDArray[Any], fates: FileFates) -> None:
+        """Count one file.
+
+        Raises:
+            AssertionError: the parts are not the whole (an error of this program).
+        """
+        count = self.counts[self._inputs[file].source]
+        documents_S = np.bincount(fates.status_D, minlength=256)
+        bytes_S = np.zeros(256, np.int64)
+        np.add.at(bytes_S, fates.status_D, fates.size_D)
+        count["files"] += 1
+        count["records"] += summary.num_records
+        count["blank"] += summary.num_blank
+        count["documents"] += len(fates.status_D)
+        count["bytes"] += int(bytes_S.sum())
+        for name, status in (("held_out", Status.HELD_OUT), ("kept", Status.KEPT)):
+            count[name] += int(documents_S[status])
+            count[f"{name}_bytes"] += int(bytes_S[status])
+        for status in REMOVED:
+            count["removed"][status.method] += int(documents_S[status])
+        for reason in RejectReason:
+            found = int((rejects["reason"] == reason).sum())
+            if found:
+                count["rejected"][reason.label] = count["rejected"].get(reason.label, 0) + found
+        parts = documents_S[[Status.HELD_OUT, Status.KEPT, *REMOVED]].sum() + summary.num_blank + len(rejects)
+        if parts != summary.num_records:
+            raise AssertionError(f"file {file}: {parts} of {summary.num_records} records have a fate")
 
 
 def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary], config: IngestConfig) -> None:
@@ -166,14 +248,24 @@ def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary],
             )
 
 
+def _source_files(inputs: Sequence[InputFile]) -> dict[str, list[int]]:
+    files: dict[str, list[int]] = {}
+    for file in file_order(inputs):
+        files.setdefault(inputs[file].source, []).append(file)
+    return files
+
+
 def check_removals(counts: dict[str, dict[str, Any]], config: DedupConfig) -> None:
-    """Fail where dedup takes too much of a source.
+    """Fail where dedup takes too much of a source; what screens take is theirs to judge.
 
     Raises:
         JobError: naming the source.
     """
+    from . import METHODS
+
+    pairs = [method.status.method for method in METHODS.values() if method.kind == "pairs"]
     for source, count in counts.items():
-        removed = sum(count["removed"].values())
+        removed = sum(count["removed"][name] for name in pairs)
         if removed > config.max_removed_fraction * count["documents"]:
             raise JobError(
                 "TR-DEDUP-REMOVED",

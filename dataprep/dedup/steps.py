@@ -1,39 +1,40 @@
 """The two dedup stages as datatrove pipeline steps: sign every document, then decide once.
 
 ``SignDocuments`` (any number of tasks; file ``i`` belongs to task ``i % world_size``) writes into its folder, per
-file index::
-
-    documents.00012.npy   structured: record i8, record_start i8, size_bytes i8, hash_low u8, hash_high u8,
-                          num_shingles i4
-    signatures.00012.npy  (N, num_permutations) u4; absent unless "minhash" is among the methods
-    rejects.00012.npy     structured: record i8, record_start i8, reason u1 (RejectReason)
-    file.00012.json       FileSummary: num_records (lines, blank included), num_blank, num_documents, num_rejected,
-                          stream_bytes, stream_hash (xxh3-128 of the decompressed bytes) under "summary", and the
-                          xxh3-128 of the other files; written last = the file is signed
+file index, what ``signatures`` describes: ``documents.N.npy`` (record, record_start, size_bytes, hash_low, hash_high,
+num_shingles, order_key), ``signatures.N.npy`` with ``minhash``, ``simhash.N.npy`` with ``simhash``, ``rejects.N.npy``
+and last ``file.N.json``.
 
 ``DecideDocuments`` (one task, after all of them) reads these and the candidates' texts again, and writes into its
 own folder::
 
     status.00012.npy      uint8 per record number of the file (Status), blank lines included
+    rank.00012.npy        int64 per document of the file: its place in the priority order, -1 where a screen took it;
+                          only if passages are cut or an Index is written
     removed.parquet       document u8, source, file, record, method, witness_document u8, witness_source, witness_file,
-                          witness_record, similarity f8; file = relative path; in (source rank, path, record) order
+                          witness_record, similarity f8, reason; file = relative path; in (source rank, source, path,
+                          record) order. Removals by screens have a reason and no witness; a witness of an earlier run
+                          has no file
+    superseded.parquet    those of them that would outrank their witness, which an earlier run had kept already
     rejected.parquet      source, file, record, record_start, reason; same order
     counts.json           per source: files, records, blank, documents, bytes, rejected{reason}, removed{method},
                           held_out, kept, kept_bytes; and the dedup figures (candidates, similarities computed,
                           unverified pairs, miss table); written last = decided
 
-Both are functions of data and configuration: task count, file order and threads change nothing but file indices.
-Errors: DamageError (truncated input), RefusedError (input changed since it was signed), JobError (a source over
-``max_reject_fraction`` or ``max_removed_fraction``, or without any document).
+Both are functions of data and configuration: task count, file order, threads, memory and partitions change nothing but
+file indices. Errors: DamageError (truncated input), RefusedError (input changed since it was signed), JobError (a
+source over ``max_reject_fraction`` or ``max_removed_fraction``, or without any document).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
@@ -46,14 +47,20 @@ from loader.text.records import document_ids
 from ..documents import InputFile, Status
 from ..formats import FileSummary, ReadOptions
 from ..holdout import hold_out
+from ..tables import write_batches
 from . import METHODS, outputs, signatures
-from .candidates import CandidateReader
+from .candidates import CandidateReader, SignedReader
 from .config import DecideConfig, SignConfig
-from .decide import decide
+from .decide import Decision, Reads, decide, pair_methods
+from .index import Index, load_index
 from .minhash import miss_table
-from .table import DocumentTable, make_table
+from .screens import Screens
+from .spill import Workspace, scratch_folder
+from .table import DocumentTable, SignedFile, make_table
 
 __all__ = ["DecideDocuments", "SignDocuments"]
+
+_CACHED_FILES = 32
 
 
 class SignDocuments(PipelineStep):  # type: ignore[misc]
@@ -87,83 +94,160 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
     type = "tokenreel"
 
     def __init__(
-        self, inputs: Sequence[InputFile], config: DecideConfig, signed: str | Path, folder: str | Path
+        self,
+        inputs: Sequence[InputFile],
+        config: DecideConfig,
+        *folders: str | Path,
+        screens: Sequence[tuple[Status, str | Path]] = (),
+        indexes: Sequence[str | Path] = (),
+        memory_bytes: int = 4 << 30,
+        partitions: int = 1,
     ) -> None:
+        """
+        Args:
+            inputs: the files.
+            config: what shapes the output.
+            folders: the one that ``SignDocuments`` filled, and the one for the output (and scratch files meanwhile).
+            screens: (status, folder with verdicts) of the screens in front, in their order.
+            indexes: what earlier runs kept (``config.dedup.against``), better ones first.
+            memory_bytes: bound of what is held in memory at once, beside about 100 bytes a document.
+            partitions: at least so many partitions of the work, for tests.
+        """
         super().__init__()
         self.inputs = tuple(inputs)
         self.config = config
-        self.signed = Path(signed)
-        self.folder = Path(folder)
+        self.signed, self.folder = (Path(folder) for folder in folders)
+        self.screens = tuple((status, Path(place)) for status, place in screens)
+        self.indexes = tuple(Path(place) for place in indexes)
+        self.memory_bytes = memory_bytes
+        self.partitions = partitions
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Write status, tables and counts; rank 0 works, other ranks have nothing to do."""
         if rank == 0:
-            with self.track_time("job"):
-                self._decide()
+            with self.track_time("job"), scratch_folder(self.folder) as scratch:
+                self._decide(Workspace(scratch, self.memory_bytes, self.partitions))
         yield from ()
 
-    def _decide(self) -> None:
-        config, files = self.config, range(len(self.inputs))
-        summaries = [signatures.load_summary(self.signed, file) for file in files]
-        rejects = [signatures.load_rejects(self.signed, file) for file in files]
-        outputs.write_parquet(self.folder / "rejected.parquet", outputs.reject_table(self.inputs, rejects))
+    def _decide(self, workspace: Workspace) -> None:
+        config, dedup = self.config, self.config.dedup
+        summaries = [signatures.load_summary(self.signed, file) for file in range(len(self.inputs))]
+        write_batches(self.folder / "rejected.parquet", outputs.REJECT_SCHEMA, self._reject_rows())
         outputs.check_rejects(self.inputs, summaries, config.ingest)
-        table = make_table(self.inputs, [signatures.load_signed(self.signed, file) for file in files], config.dedup)
-        id_N = _all_ids(self.inputs, table, config.salt)
-        reader = CandidateReader(self.inputs, summaries, table, self._options())
-        decision = decide(table, METHODS, config.dedup, config.holdout, reader)
-        status_N = hold_out(decision.status_N, decision.component_N, id_N, config.holdout.fraction, config.seed)
-        removals = outputs.removal_table(self.inputs, table, decision, id_N)
-        outputs.write_parquet(self.folder / "removed.parquet", removals)
-        counts = outputs.count_sources(self.inputs, summaries, rejects, table, status_N)
-        outputs.check_removals(counts, config.dedup)
-        self._write_status(summaries, rejects, table, status_N)
-        misses = miss_table(config.dedup.minhash) if "minhash" in config.dedup.methods else {}
-        record = {"sources": counts, "dedup": decision.figures, "miss_probability": misses}
+        load = lru_cache(_CACHED_FILES)(lambda file: signatures.load_signed(self.signed, file, dedup))
+        screens = Screens(self.screens, [summary.num_records for summary in summaries])
+        earlier = [load_index(place, dedup) for place in self.indexes]
+        table = make_table(self.inputs, load, dedup, pair_methods(METHODS, dedup), screens.took, earlier)
+        reads = Reads(
+            SignedReader(table, load, earlier),
+            CandidateReader(self.inputs, summaries, table, self._options(), earlier),
+        )
+        decision = decide(table, METHODS, (dedup, config.holdout), reads, workspace)
+        id_P = _all_ids(self.inputs, load, earlier, config.salt)
+        fates = _Fates(self, load, (table, decision, id_P), screens)
+        for name, superseding in (("removed", False), ("superseded", True)):
+            rows = fates.removal_rows(superseding)
+            write_batches(self.folder / f"{name}.parquet", outputs.REMOVAL_SCHEMA, rows)
+        counts = outputs.SourceCounts(self.inputs)
+        for file, summary in enumerate(summaries):
+            counts.add(file, summary, signatures.load_rejects(self.signed, file), fates.of_file(file))
+        outputs.check_removals(counts.counts, dedup)
+        self._write_status(summaries, fates)
+        misses = miss_table(dedup.minhash) if "minhash" in dedup.methods else {}
+        record = {"sources": counts.counts, "dedup": decision.figures, "miss_probability": misses}
         write_atomic(self.folder / "counts.json", canonical_json(record))
-        self.stat_update("documents", value=len(status_N), unit="job")
-        self.stat_update("kept", value=int((status_N == Status.KEPT).sum()), unit="job")
+        self.stat_update("documents", value=decision.figures["documents"], unit="job")
+        self.stat_update("kept", value=sum(count["kept"] for count in counts.counts.values()), unit="job")
 
     def _options(self) -> ReadOptions:
         return ReadOptions(line_limit_bytes=self.config.ingest.line_limit_bytes)
 
-    def _write_status(
-        self,
-        summaries: Sequence[FileSummary],
-        rejects: Sequence[NDArray[Any]],
-        table: DocumentTable,
-        status_N: NDArray[np.uint8],
-    ) -> None:
-        order = np.argsort(table.file_N, kind="stable")
-        stops = np.searchsorted(table.file_N[order], np.arange(len(self.inputs) + 1))
+    def _reject_rows(self) -> Iterator[pa.RecordBatch]:
+        for file in outputs.file_order(self.inputs):
+            yield outputs.reject_rows(self.inputs[file], signatures.load_rejects(self.signed, file))
+
+    def _write_status(self, summaries: Sequence[FileSummary], fates: _Fates) -> None:
+        dedup = self.config.dedup
+        ranks = dedup.write_index or any(METHODS[name].kind == "spans" for name in dedup.methods)
         for file, summary in enumerate(summaries):
-            mine = order[stops[file] : stops[file + 1]]
-            status_R = outputs.status_of_file(summary, rejects[file], table.record_N[mine], status_N[mine])
+            mine = fates.of_file(file)
+            status_R = outputs.status_of_file(summary, signatures.load_rejects(self.signed, file), mine)
             write_atomic(self.folder / f"status.{file:05d}.npy", npy_bytes(status_R))
+            if ranks:
+                write_atomic(self.folder / f"rank.{file:05d}.npy", npy_bytes(mine.number_D.astype(np.int64)))
 
 
-def _all_ids(inputs: Sequence[InputFile], table: DocumentTable, salt: int) -> NDArray[np.uint64]:
-    """Document ids (uint64, N) of all documents.
+class _Fates:
+    """A decision and the verdicts of screens, file by file."""
+
+    def __init__(
+        self,
+        step: DecideDocuments,
+        load: Callable[[int], SignedFile],
+        decided: tuple[DocumentTable, Decision, NDArray[np.uint64]],
+        screens: Screens,
+    ) -> None:
+        table, decision, id_P = decided
+        self._inputs, self._load, self._table, self._screens = step.inputs, load, table, screens
+        going = table.number_P >= 0
+        id_N = np.zeros(len(table.file_N), np.uint64)
+        id_N[: table.num_earlier] = id_P[: table.num_earlier]
+        id_N[table.number_P[going]] = id_P[going]
+        self._id_P = id_P
+        component_N = decision.component_N.astype(np.int64)
+        fraction = step.config.holdout.fraction
+        self._status_N = hold_out(decision.status_N, component_N, id_N, fraction, step.config.seed)
+        self._witnesses = outputs.Witnesses(id_N, decision.witness_N, decision.similarity_N)
+
+    def of_file(self, file: int) -> outputs.FileFates:
+        """The documents of one file."""
+        documents = self._load(file).documents
+        mine = slice(*self._table.start_F[file : file + 2].tolist())
+        number_D = self._table.number_P[mine]
+        record_D = np.ascontiguousarray(documents["record"])
+        status_D, reason_D = self._screens.fates(file, record_D)
+        going = number_D >= 0
+        status_D[going] = self._status_N[number_D[going]]
+        sizes = np.ascontiguousarray(documents["size_bytes"])
+        return outputs.FileFates(record_D, sizes, number_D, status_D, self._id_P[mine], reason_D)
+
+    def removal_rows(self, superseding: bool) -> Iterator[pa.RecordBatch]:
+        """Rows of the removal table (or of that of superseded documents) in its order."""
+        for file in outputs.file_order(self._inputs):
+            if superseding and not self._table.num_earlier:
+                continue
+            fates = self.of_file(file)
+            yield outputs.removal_rows(self._inputs, file, self._table, fates, self._witnesses, superseding)
+
+
+def _all_ids(
+    inputs: Sequence[InputFile], load: Callable[[int], SignedFile], earlier: Sequence[Index], salt: int
+) -> NDArray[np.uint64]:
+    """Document ids (uint64) by position.
 
     Raises:
         JobError: two documents share an id; another seed parts them.
     """
-    id_N = np.zeros(len(table.file_N), np.uint64)
-    order = np.argsort(table.file_N, kind="stable")
-    stops = np.searchsorted(table.file_N[order], np.arange(len(inputs) + 1))
-    for file, input_file in enumerate(inputs):
-        mine = order[stops[file] : stops[file + 1]]
-        id_N[mine] = document_ids(input_file.source, input_file.path, table.record_N[mine], salt)
-    by_id = np.argsort(id_N, kind="stable")
-    same = np.flatnonzero(id_N[by_id[1:]] == id_N[by_id[:-1]])
+    parts = [
+        document_ids(one.source, one.path, np.ascontiguousarray(load(file).documents["record"]), salt)
+        for file, one in enumerate(inputs)
+    ]
+    id_P = np.concatenate([np.zeros(0, np.uint64), *parts])
+    ordered = np.sort(id_P)
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(same):
-        pair = [by_id[same[0]], by_id[same[0] + 1]]
-        places = [f"{inputs[table.file_N[d]].path} record {table.record_N[d]}" for d in pair]
+        pair = np.flatnonzero(id_P == ordered[same[0]])[:2].tolist()
+        stops = np.cumsum([len(part) for part in parts])
+        places = []
+        for position in pair:
+            file = int(np.searchsorted(stops, position, side="right"))
+            record = load(file).documents["record"][position - int(stops[file]) + len(parts[file])]
+            places.append(f"{inputs[file].path} record {record}")
         raise JobError(
             "TR-DOCUMENT-COLLISION",
-            f"two documents have the id {int(id_N[pair[0]]):016x}",
+            f"two documents have the id {int(ordered[same[0]]):016x}",
             " and ".join(places),
             "distinct ids (each input file listed once)",
             "set another seed",
         )
-    return id_N
+    return np.concatenate([*(index.documents["id"] for index in earlier), id_P])

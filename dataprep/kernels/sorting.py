@@ -1,4 +1,7 @@
-"""Sorting of uniformly distributed 64-bit hashes: one counting pass by their top bits, then insertion within places."""
+"""Sorting of uniformly distributed 64-bit hashes: one counting pass by their top bits, then insertion within places.
+
+Shapes: S hashes, B places.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import numpy as np
 
 from .jit import kernel
 
-__all__ = ["sort_hashes"]
+__all__ = ["sort_hashes", "sort_records"]
 
 
 @kernel
@@ -45,3 +48,44 @@ def sort_hashes(value_S: Any, count: int, sorted_S: Any, bucket_B: Any) -> None:
             sorted_S[j + 1] = sorted_S[j]
             j -= 1
         sorted_S[j + 1] = value
+
+
+@kernel
+def sort_records(key_S: Any, head_S: Any, sorted_S: Any, carried_S: Any, place_B: Any) -> None:
+    """Sort records by key (uint64) into ``sorted_S``, their documents (uint32) into ``carried_S``; equal keys keep
+    their order.
+
+    ``place_B`` (int64, zeros; its length a power of two) is scratch for the counting pass over the span of the keys.
+    Linear for hashes, however often one key occurs; quadratic only where two frequent keys share a place.
+    """
+    count = key_S.shape[0]
+    low = key_S[0]
+    high = key_S[0]
+    for i in range(count):
+        low = min(low, key_S[i])
+        high = max(high, key_S[i])
+    shift = np.uint64(0)
+    while ((high - low) >> shift) >= np.uint64(place_B.shape[0]):
+        shift += np.uint64(1)
+    for i in range(count):
+        place_B[np.int64((key_S[i] - low) >> shift)] += 1
+    total = 0
+    for b in range(place_B.shape[0]):
+        size = place_B[b]
+        place_B[b] = total
+        total += size
+    for i in range(count):
+        place = np.int64((key_S[i] - low) >> shift)
+        sorted_S[place_B[place]] = key_S[i]
+        carried_S[place_B[place]] = head_S[i]
+        place_B[place] += 1
+    for i in range(1, count):
+        key = sorted_S[i]
+        head = carried_S[i]
+        j = i - 1
+        while j >= 0 and sorted_S[j] > key:
+            sorted_S[j + 1] = sorted_S[j]
+            carried_S[j + 1] = carried_S[j]
+            j -= 1
+        sorted_S[j + 1] = key
+        carried_S[j + 1] = head

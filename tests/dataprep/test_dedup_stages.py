@@ -16,7 +16,7 @@ from dataprep.dedup.config import DedupConfig, HoldoutConfig, IngestConfig, MinH
 from dataprep.dedup.minhash import estimate_floor, miss_probability, miss_table
 from dataprep.dedup.signatures import DOCUMENT_DTYPE, load_signed
 from dataprep.dedup.steps import DecideDocuments, SignDocuments
-from dataprep.documents import InputFile, Status, kept_records
+from dataprep.documents import REMOVED, InputFile, Status, kept_records
 from loader.errors import DamageError, JobError, RefusedError
 from loader.text.records import document_id
 
@@ -43,7 +43,7 @@ def test_every_record_has_a_status_and_the_counts_add_up(tmp_path: Path) -> None
     assert counts["records"] == counts["blank"] + counts["documents"] + sum(counts["rejected"].values()) == 28
     assert counts["documents"] == counts["kept"] + counts["held_out"] + sum(counts["removed"].values()) == 23
     assert counts["rejected"] == {"syntax": 1, "empty": 1, "text-type": 1}
-    assert counts["removed"] == {"exact": 3, "minhash": 0}
+    assert counts["removed"] == {**{status.method: 0 for status in REMOVED}, "exact": 3}
     assert counts["held_out"] == status.count(Status.HELD_OUT) > 0
     rejected = pq.read_table(tmp_path / "work/decided/rejected.parquet").to_pylist()
     assert [(row["record"], row["reason"]) for row in rejected] == [(6, "syntax"), (7, "empty"), (9, "text-type")]

@@ -1,0 +1,205 @@
+"""Groups of documents that are decided together: whole components of candidates, as many as fit into memory.
+
+Documents of different components share no bucket, so no rule lets one touch the other: how components are grouped
+changes nothing but the memory. A component that is larger than the memory is a group of its own whose columns are
+mapped files. Shapes: H heads, L heads of a group, M members, G buckets, K signature rows, T methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.walk import CHECK_BITS, CHECK_CONTENT, CHECK_ROWS, Buckets
+from .buckets import Band, Proposals
+from .config import DedupConfig
+from .minhash import split_bucket
+from .spill import Spill, Workspace, forget_pages
+from .table import SignedColumns
+
+__all__ = ["CHECKS", "Group", "Groups", "form_groups", "head_costs"]
+
+CHECKS = {"content": CHECK_CONTENT, "rows": CHECK_ROWS, "bits": CHECK_BITS}
+_MEMBER_BYTES = 28
+_HEAD_BYTES = 128
+_PERMUTED_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group in memory (or mapped).
+
+    Attributes:
+        head_L: int64 heads, ascending, so in priority order.
+        buckets: their buckets, by place in ``head_L``.
+        signature_LK, simhash_L: their signed columns.
+    """
+
+    head_L: NDArray[np.int64]
+    buckets: Buckets
+    signature_LK: NDArray[np.uint32]
+    simhash_L: NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How heads fall into groups: ``group_H`` int32 (-1 = in no bucket), the number of groups, which are too large."""
+
+    group_H: NDArray[np.int32]
+    num_groups: int
+    too_large: frozenset[int]
+
+
+def form_groups(proposals: Proposals, cost_H: NDArray[np.int64], workspace: Workspace) -> _Shape:
+    """Components of candidates in groups of at most a quarter of the memory; ``cost_H``: bytes that a head needs."""
+    involved_H = proposals.count_H > 0
+    cost_H = np.where(involved_H, cost_H, 0)
+    total, budget = int(cost_H.sum()), max(1, workspace.memory_bytes // 4)
+    if total <= budget and workspace.partitions <= 1:
+        return _Shape(np.where(involved_H, 0, -1).astype(np.int32), 1, frozenset())
+    limit = max(1.0, min(budget / 2, total / max(1, workspace.partitions)))
+    cost_of_root_H = np.bincount(proposals.root_H, weights=cost_H, minlength=len(cost_H))
+    root_R = np.flatnonzero(cost_of_root_H > 0)
+    cost_R = cost_of_root_H[root_R]
+    alone_R = cost_R > limit
+    number_R = np.floor(np.cumsum(np.where(alone_R, 0.0, cost_R)) / limit).astype(np.int64)
+    number_R[alone_R] = len(root_R) + 1 + np.arange(int(alone_R.sum()))
+    names, number_R = np.unique(number_R, return_inverse=True)
+    group_H = np.full(len(cost_H), -1, np.int32)
+    group_H[root_R] = number_R
+    group_H = np.where(involved_H, group_H[proposals.root_H], -1).astype(np.int32)
+    return _Shape(group_H, max(1, len(names)), frozenset(number_R[cost_R > budget].tolist()))
+
+
+def head_costs(
+    count_H: NDArray[np.int32], num_shingles_H: NDArray[np.int32], num_permutations: int, reads: bool
+) -> NDArray[np.int64]:
+    """Bytes that each head takes in its group: buckets, signed columns, and (if texts are read) its shingle set."""
+    cost_H = count_H.astype(np.int64) * _MEMBER_BYTES + (_HEAD_BYTES + 8 * num_permutations)
+    return cost_H + 8 * num_shingles_H.astype(np.int64) if reads else cost_H
+
+
+class Groups:
+    """Everything that was proposed, sorted by group; groups are loaded one at a time (a single one is kept)."""
+
+    def __init__(
+        self, proposals: Proposals, shape: _Shape, bands: Sequence[Band], config: DedupConfig, workspace: Workspace
+    ) -> None:
+        self.group_H = shape.group_H
+        self.num_groups = shape.num_groups
+        self.too_large = shape.too_large
+        self._bands = bands
+        self._config = config
+        self._workspace = workspace
+        self._members = workspace.spill("group-members", (np.uint32,), shape.num_groups)
+        self._buckets = workspace.spill("group-buckets", (np.uint32, np.uint16), shape.num_groups)
+        self._route(proposals)
+        involved = np.flatnonzero(self.group_H >= 0)
+        self._by_group = involved[np.argsort(self.group_H[involved], kind="stable")]
+        sizes = np.bincount(self.group_H[involved], minlength=shape.num_groups)
+        self._stops = np.cumsum(sizes)
+        starts = np.repeat(self._stops - sizes, sizes)
+        self.local_H = np.full(len(self.group_H), -1, np.int32)
+        self.local_H[self._by_group] = (np.arange(len(involved)) - starts).astype(np.int32)
+        self._columns: Spill | None = None
+        self._kept: Group | None = None
+
+    def _route(self, proposals: Proposals) -> None:
+        for partition in range(proposals.members.num_partitions):
+            if not proposals.members.num_rows[partition]:
+                continue
+            (member_M,) = proposals.members.read(partition)
+            size_G, band_G = proposals.buckets.read(partition)
+            proposals.members.drop(partition)
+            proposals.buckets.drop(partition)
+            first_G = np.cumsum(size_G, dtype=np.int64) - size_G
+            self._buckets.route(self.group_H[member_M[first_G]], size_G, band_G)
+            self._members.route(self.group_H[member_M], member_M)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Disk that buckets and signed columns took."""
+        columns = self._columns.spilled_bytes if self._columns is not None else 0
+        return self._members.spilled_bytes + self._buckets.spilled_bytes + columns
+
+    def add_columns(self, head_C: NDArray[np.int64], columns: SignedColumns) -> None:
+        """Take the signed columns of heads that are in a group; each of them once, in any order."""
+        if self._columns is None:
+            rows = np.dtype((np.uint32, (columns.signature_NK.shape[1],)))
+            spill_bytes = self._workspace.memory_bytes // (4 if self.num_groups == 1 else 16)
+            kinds = (np.uint32, np.uint64, rows)
+            self._columns = Spill(self._workspace.folder, "signatures", kinds, self.num_groups, spill_bytes)
+        self._columns.route(self.group_H[head_C], head_C.astype(np.uint32), columns.simhash_N, columns.signature_NK)
+
+    def heads(self, group: int) -> NDArray[np.int64]:
+        """Heads of a group, ascending."""
+        return self._by_group[self._stops[group - 1] if group else 0 : self._stops[group]]
+
+    def load(self, group: int) -> Group:
+        """A group with fresh buckets."""
+        if self._kept is not None:
+            return self._kept
+        signature_LK, simhash_L = self._signed(group)
+        loaded = Group(self.heads(group), self._load_buckets(group, signature_LK), signature_LK, simhash_L)
+        if self.num_groups == 1:
+            self._kept = loaded
+        return loaded
+
+    def _signed(self, group: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+        if self._columns is None or not self._columns.num_rows[group]:
+            return np.zeros((0, 0), np.uint32), np.zeros(0, np.uint64)
+        mapped = group in self.too_large
+        head_L, simhash_L, signature_LK = (self._columns.map if mapped else self._columns.read)(group)
+        place_L = self.local_H[head_L]
+        ordered_L = np.empty_like(simhash_L)
+        ordered_L[place_L] = simhash_L
+        if mapped:
+            path = self._workspace.folder / f"ordered-signatures.{group:05d}"
+            rows_LK = np.memmap(path, np.uint32, "w+", shape=signature_LK.shape).view(np.ndarray)
+        else:
+            rows_LK = np.empty_like(signature_LK)
+        for start in range(0, len(place_L), _PERMUTED_ROWS):
+            rows = slice(start, start + _PERMUTED_ROWS)
+            rows_LK[place_L[rows]] = signature_LK[rows]
+            if mapped:
+                forget_pages(signature_LK)
+                forget_pages(rows_LK)
+        return rows_LK, ordered_L
+
+    def _load_buckets(self, group: int, signature_LK: NDArray[np.uint32]) -> Buckets:
+        """Buckets in the order of bands, each too large one followed by its parts."""
+        from ..kernels.bands import index_buckets
+
+        (member_M,) = self._members.read(group)
+        size_G, band_G = self._buckets.read(group)
+        member_M = self.local_H[member_M]
+        stop_G = np.cumsum(size_G, dtype=np.int64)
+        parts, part_bands = [member_M], [np.zeros(0, np.uint16)]
+        sizes = [size_G.astype(np.int64)]
+        for bucket in np.flatnonzero(size_G > self._config.max_bucket).tolist():
+            band = self._bands[band_G[bucket]]
+            if band.rule.check != "rows":
+                continue
+            inside = member_M[stop_G[bucket] - size_G[bucket] : stop_G[bucket]]
+            found = split_bucket(inside, signature_LK, band.number, self._config)
+            parts += found
+            sizes.append(np.array([len(part) for part in found], np.int64))
+            part_bands.append(np.full(len(found), band_G[bucket], np.uint16))
+        size_G, is_part_G = np.concatenate(sizes), np.zeros(len(band_G), np.uint8)
+        band_G = np.concatenate([band_G, *part_bands])
+        is_part_G = np.concatenate([is_part_G, np.ones(len(band_G) - len(is_part_G), np.uint8)])
+        member_M = np.concatenate(parts)
+        order = np.argsort(band_G.astype(np.uint16) * 2 + is_part_G, kind="stable")
+        start_G = np.cumsum(size_G) - size_G
+        size_G, band_G, is_part_G = size_G[order], band_G[order], is_part_G[order]
+        new_start_G = np.concatenate(([0], np.cumsum(size_G))).astype(np.int64)
+        member_M = member_M[np.repeat(start_G[order] - new_start_G[:-1], size_G) + np.arange(len(member_M))]
+        method_B = np.array([band.method for band in self._bands], np.uint8)
+        first_L = np.zeros(len(self.heads(group)) + 1, np.int64)
+        entry_E = np.empty(len(member_M), np.int32)
+        index_buckets(member_M, new_start_G, first_L, entry_E)
+        fill_G = np.zeros(len(size_G), np.int32)
+        return Buckets(member_M, new_start_G, fill_G, method_B[band_G], is_part_G, first_L, entry_E)
