@@ -1,9 +1,8 @@
 """Was a text only shortened, and where: the ranges of a text that a filter's output consists of.
 
 A token must be able to name its bytes, so of what a filter makes of a text only left-out parts can be followed. Any
-line end counts as ``\\n`` while looking; if that does not fit, any white space as a space; and if that does not either,
-any run of white space in the output as one space. So a filter that joins lines or sentences by its own separator leaves
-those of the original. The work is linear in the length of the text.
+line end counts as ``\\n`` while looking, and if that does not fit, white space does not count at all: a filter that
+joins lines or sentences by its own separator leaves those of the original. The work is linear in the length of both.
 
 The output is looked for line by line (each in the first line that it can have come from: that never spoils a later
 one), then by longer stretches, then character by character, which finds it if it is there at all.
@@ -11,21 +10,20 @@ one), then by longer stretches, then character by character, which finds it if i
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from itertools import accumulate
 
 __all__ = ["Range", "compose", "first_difference", "kept_ranges", "to_bytes"]
 
 Range = tuple[int, int]
 """``[start, stop)``."""
 _LINE_ENDS = {ord(character): "\n" for character in "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"}
-_WHITE_SPACE = {
-    ord(character): " "
-    for character in "\t\n\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007"
-    "\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-}
+_SPACE = re.compile(r"\s")
 _STRETCHES = (32, 8, 2)
 _MAX_MISSES = 64
 _BLOCK = 512
+_MAX_SLIDE = 200
 
 
 def first_difference(first: str, second: str) -> int:
@@ -140,20 +138,68 @@ def _by_lines(before: str, after: str) -> list[Range] | None:
     return None
 
 
+def _slide(before: str, left: Range, start: int) -> int:
+    """By how many characters the border between ``left`` and a range that begins at ``start`` moves to the left, with
+    no change of what both hold, to lie behind white space: a sentence shall not begin in one that was left out."""
+    for size in range(min(_MAX_SLIDE, left[1] - left[0]) + 1):
+        at = left[1] - size
+        if at == left[0] or before[at - 1].isspace():
+            return size
+        if before[at - 1] != before[start - 1 - size]:
+            break
+    return 0
+
+
+def _slid(before: str, ranges: list[Range]) -> list[Range]:
+    """The ranges with their borders behind white space where that is possible."""
+    slid: list[Range] = []
+    for start, stop in ranges:
+        size = _slide(before, slid[-1], start) if slid else 0
+        if size:
+            slid[-1] = (slid[-1][0], slid[-1][1] - size)
+        slid.append((start - size, stop))
+    return _joined(slid)
+
+
+def _apart_from_white_space(before: str, after: str) -> list[Range] | None:
+    """``after`` in ``before`` where white space does not count: stretches keep theirs, and where something is left out
+    between two words, one character of white space stays if there was any."""
+    words = after.split()
+    found = _by_characters("".join(before.split()), "".join(words))
+    if found is None:
+        return None
+    places = [place for place, character in enumerate(before) if not character.isspace()]
+    borders = set(accumulate(len(word) for word in words))
+    ranges: list[Range] = []
+    done = 0
+    for first, last in _joined(found):
+        start = places[first]
+        if ranges:
+            size = _slide(before, ranges[-1], start)
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] - size)
+            border = done - sum(not character.isspace() for character in before[start - size : start])
+            start -= size
+            space = _SPACE.search(before, ranges[-1][1], start)
+            if border in borders and space is not None and not before[ranges[-1][1] - 1].isspace():
+                ranges.append(space.span())
+        ranges.append((start, places[last - 1] + 1))
+        done += last - first
+    return ranges
+
+
 def kept_ranges(before: str, after: str) -> list[Range] | None:
     """Ascending ranges ``[start, stop)`` of characters of ``before`` that are left in ``after``; None where ``after``
     is not ``before`` with parts left out. What the ranges hold may differ from ``after`` in white space."""
     at = before.find(after)
     if at >= 0:
         return _joined([(at, at + len(after))])
-    for same, collapsed in ((_LINE_ENDS, False), (_WHITE_SPACE, False), (_WHITE_SPACE, True)):
-        whole = before.replace("\r\n", " \n").translate(same)
-        part = " ".join(after.split()) if collapsed else after.replace("\r\n", " \n").translate(same)
-        for search in (_by_lines, _by_characters):
-            found = search(whole, part)
-            if found is not None:
-                return _joined(found)
-    return None
+    whole, part = (text.replace("\r\n", " \n").translate(_LINE_ENDS) for text in (before, after))
+    for search in (_by_lines, _by_characters):
+        found = search(whole, part)
+        if found is not None:
+            return _slid(whole, _joined(found))
+    found = _apart_from_white_space(before, after)
+    return None if found is None else _joined(found)
 
 
 def to_bytes(text: str, ranges: list[Range]) -> list[Range]:
