@@ -11,7 +11,8 @@ from loader.yaml_tree import did_you_mean
 
 from ..screen_config import QualityStep
 from .adapter import DatatroveStep, make_datatrove
-from .filters import FILTERS, FILTERS_VERSION, Judge
+from .filters import FILTERS, FILTERS_VERSION
+from .judges import Judge
 from .options import argument_problems, as_arguments
 
 __all__ = ["ReadyStep", "check_steps", "make_steps", "quality_versions"]

@@ -9,12 +9,15 @@ Shapes: N documents of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .judges import FilterKind, Judge, check_rules
+from .prose import QualityOptions, make_quality
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FILTERS",
     "FILTERS_VERSION",
-    "FilterKind",
-    "Judge",
     "LengthOptions",
     "PeriodicOptions",
     "RepetitionOptions",
@@ -32,29 +33,6 @@ __all__ = [
 FILTERS_VERSION = 1
 """Raised whenever a filter would judge some text otherwise than before."""
 _LARGEST_GRAM = 32
-
-
-def _check(*rules: tuple[str, bool]) -> None:
-    broken = [message for message, holds in rules if not holds]
-    if broken:
-        raise ValueError("\n".join(broken))
-
-
-@dataclass(frozen=True)
-class Judge:
-    """A filter made ready: ``judge`` gives for each of N texts 0 (it stays) or k >= 1: dropped for ``reasons[k - 1]``
-    (uint8)."""
-
-    reasons: tuple[str, ...]
-    judge: Callable[[pa.LargeStringArray], NDArray[np.uint8]]
-
-
-@dataclass(frozen=True)
-class FilterKind:
-    """An entry of ``FILTERS``: ``options`` is a frozen dataclass whose fields are the arguments."""
-
-    options: type
-    make: Callable[[Any], Judge]
 
 
 @dataclass(frozen=True)
@@ -86,7 +64,7 @@ class RepetitionOptions:
     def __post_init__(self) -> None:
         limits = (self.dup_line_frac, self.dup_para_frac, self.dup_line_char_frac, self.dup_para_char_frac)
         sizes = [n for n, _ in (*self.top_n_grams, *self.dup_n_grams)]
-        _check(
+        check_rules(
             ("dup_..._frac: at least 0", all(limit is None or limit >= 0 for limit in limits)),
             (f"top_n_grams, dup_n_grams: n from 2 to {_LARGEST_GRAM}", all(2 <= n <= _LARGEST_GRAM for n in sizes)),
         )
@@ -111,7 +89,7 @@ class PeriodicOptions:
     byte_run: int = 1024
 
     def __post_init__(self) -> None:
-        _check(
+        check_rules(
             ("period: from 1 to 64", 1 <= self.period <= 64),
             ("repeats: at least 2", self.repeats >= 2),
             ("share, byte_share: at least 0", self.share >= 0 and self.byte_share >= 0),
@@ -130,7 +108,7 @@ class LengthOptions:
 
     def __post_init__(self) -> None:
         limits = (self.min_words, self.max_words, self.min_bytes, self.max_bytes)
-        _check(
+        check_rules(
             ("at least one of min_words, max_words, min_bytes, max_bytes", any(limit is not None for limit in limits)),
             ("limits: at least 0", all(limit is None or limit >= 0 for limit in limits)),
         )
@@ -210,6 +188,7 @@ def _length(options: LengthOptions) -> Judge:
 
 FILTERS: Mapping[str, FilterKind] = {
     "gopher_repetition": FilterKind(RepetitionOptions, _repetition),
+    "gopher_quality": FilterKind(QualityOptions, make_quality),
     "periodic": FilterKind(PeriodicOptions, _periodic),
     "length": FilterKind(LengthOptions, _length),
 }

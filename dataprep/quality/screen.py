@@ -16,7 +16,7 @@ from ..documents import DocumentBatch, InputFile
 from .adapter import DatatroveStep
 from .check import ReadyStep
 from .deletions import Range, compose, first_difference, kept_ranges, to_bytes
-from .filters import Judge
+from .judges import Judge
 
 __all__ = ["FileScreen"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from dataprep.quality import FILTERS, check_steps
 from dataprep.quality.check import make_steps
-from dataprep.quality.filters import Judge
+from dataprep.quality.judges import Judge
 from dataprep.screen_config import QualityStep
 
 PROSE = (
@@ -63,6 +64,22 @@ ROWS: Mapping[str, Row] = {
         {},
         (PROSE, "a" * 31 + PROSE, "-" * 200 + "\n" + PROSE * 2, "ha " * 31 + PROSE, "\n".join(WORDS)),
         {"periodic_words": PROSE + "ha ha he " * 32, "periodic_bytes": PROSE * 9 + "\\" * 1024},
+    ),
+    "gopher_quality": Row(
+        {"min_doc_words": 20, "max_doc_words": 300},
+        (PROSE, PROSE.replace("\n", "\n- "), PROSE.replace("the", "THE")),
+        {
+            "gopher_short_doc": "of the few and the many",
+            "gopher_long_doc": PROSE * 6,
+            "gopher_below_avg_threshold": PROSE + "a " * 60,
+            "gopher_above_avg_threshold": PROSE.replace("and", "incomprehensibilities" * 12),
+            "gopher_too_many_hashes": PROSE + "#" * 20,
+            "gopher_too_many_ellipsis": PROSE + ". ...\u2026" * 8,
+            "gopher_too_many_bullets": "- " + "\n \u2022 ".join(PROSE.split()),
+            "gopher_too_many_end_ellipsis": PROSE.replace("\n", "...\n"),
+            "gopher_below_alpha_threshold": PROSE + "1874 " * 40,
+            "gopher_enough_stop_words": "quite another language without any little words " * 4,
+        },
     ),
     "length": Row(
         {"min_words": 3, "max_words": 8, "min_bytes": 6, "max_bytes": 60},
@@ -128,9 +145,7 @@ def test_hostile_texts_cost_no_more_than_others(name: str) -> None:
 def test_defaults_are_options_that_can_be_written(name: str) -> None:
     made = ROWS[name].options if name == "length" else {}
     defaults = dataclasses.asdict(FILTERS[name].options(**made))
-    written = {
-        key: [list(pair) for pair in value] if isinstance(value, tuple) else value for key, value in defaults.items()
-    }
+    written = json.loads(json.dumps(defaults))
     check_steps([QualityStep(filter=name, options=written)])
     assert dataclasses.fields(FILTERS[name].options)
     assert all(one.default is not dataclasses.MISSING for one in dataclasses.fields(FILTERS[name].options))

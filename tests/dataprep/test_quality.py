@@ -30,11 +30,13 @@ from dataprep.dedup.config import IngestConfig
 from dataprep.documents import InputFile
 from dataprep.kernels.documents import text_buffers
 from dataprep.kernels.located import Tokens, split_located
+from dataprep.kernels.prose import COUNTS, count_prose
 from dataprep.kernels.repetition import FIRST_GRAM_SHARE, periodic_runs, repetition_shares
 from dataprep.kernels.words import split_words
 from dataprep.quality import QualityDocuments, check_steps, quality_versions
 from dataprep.quality.adapter import datatrove_classes
 from dataprep.quality.deletions import compose, kept_ranges, to_bytes
+from dataprep.quality.prose import stop_table
 from dataprep.screen_config import QualityStep
 from loader.errors import ConfigError, JobError
 
@@ -176,6 +178,60 @@ def test_the_first_share_over_its_limit_decides() -> None:
         for text, column in zip(texts, found_shares(texts, limit)[1], strict=True):
             over = [place for place, share in enumerate(expected_shares(text)) if share > limit]
             assert column == (over[0] if over else -1)
+
+
+def expected_counts(text: str, stop_words: Sequence[str]) -> list[int]:
+    tokens = located_tokens(text)
+    encoded = text.encode()
+    words = [(word, encoded[start:stop].decode()) for (single, word), start, stop in tokens if not single]
+    pieces = [encoded[start:stop].decode() for _, start, stop in tokens]
+    spaces = "\t\n\v\f\r\x1c\x1d\x1e\x1f "
+    lines = [line.strip(spaces) for line in (text[:-1] if text.endswith("\n") else text).split("\n")]
+    return [
+        len(tokens),
+        len(words),
+        sum(len(piece) for _, piece in words),
+        sum(any(not character.isascii() or character.isalpha() for character in piece) for piece in pieces),
+        len({tokens_of(word)[0] for word in stop_words} & {token for token, _, _ in tokens}),
+        text.count("#"),
+        text.count("...") + text.count("…"),
+        len(lines),
+        sum(line.startswith(("-", "•")) for line in lines),
+        sum(line.endswith(("...", "…")) for line in lines),
+    ]
+
+
+def test_counts_of_prose_are_those_of_the_definition() -> None:
+    randomness = random.Random(8)
+    marks = [
+        "-",
+        "•",
+        "...",
+        "....",
+        "…",
+        "#",
+        "##",
+        ".",
+        "\n",
+        "\r\n",
+        "the",
+        "The",
+        "Of",
+        " ",
+        " ",
+        "中",
+        "1874",
+        "_",
+        "é",
+    ]
+    texts = ["".join(randomness.choices(marks, k=randomness.randrange(1, 60))) for _ in range(300)]
+    texts += [mixed_text(randomness) for _ in range(200)]
+    stop_words = ("the", "of", "the", "中", "ß")
+    table = normalize.load_table()
+    found = np.zeros((len(texts), len(COUNTS)), np.int64)
+    count_prose(text_buffers(pa.array(texts, pa.large_string())), table, stop_table(stop_words, table), found)
+    for text, counts in zip(texts, found.tolist(), strict=True):
+        assert counts == expected_counts(text, stop_words), text
 
 
 def expected_runs(
@@ -489,6 +545,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"filter": "length", "options": {"min_word": 3}}, "TR-QUALITY-OPTIONS", "did you mean 'min_words'"),
     ({"filter": "length", "options": {"min_words": 3.5}}, "TR-QUALITY-OPTIONS", "min_words: 3.5"),
     ({"filter": "gopher_repetition", "options": {"top_n_grams": [[2, "x"]]}}, "TR-QUALITY-OPTIONS", "top_n_grams"),
+    ({"filter": "gopher_quality", "options": {"stop_words": ["two words"]}}, "TR-QUALITY-OPTIONS", "is not one word"),
     ({"filter": "gopher_repetition", "options": {"dup_n_grams": [[99, 0.1]]}}, "TR-QUALITY-OPTIONS", "from 2 to"),
 ]
 
