@@ -18,8 +18,7 @@ chains more than that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +32,12 @@ __all__ = ["RemovalRow", "band_probability", "removal_rows", "removal_text"]
 _SIMILARITIES = tuple(percent / 100 for percent in range(50, 101, 5))
 
 
-@dataclass(frozen=True)
-class RemovalRow:
-    """One similarity: probability that a pair is seen, per method and by any of them, and that it is removed."""
+class RemovalRow(TypedDict):
+    """One similarity: probability that a pair is seen, per method and by any of them, and that it is removed. JSON-able
+    as it is."""
 
     similarity: float
-    seen: Mapping[str, float]
+    seen: dict[str, float]
     seen_together: float
     removed: float
 
@@ -72,7 +71,8 @@ def band_probability(similarity: float, config: MinHashConfig, least_rows: int =
 
 def _row(similarity: float, config: DedupConfig) -> RemovalRow:
     minhash = config.minhash
-    unseen, seen = 1.0, {}
+    unseen = 1.0
+    seen: dict[str, float] = {}
     if "minhash" in config.methods:
         floor = 0 if config.decision == "union_find" else estimate_floor(config.threshold, minhash.num_permutations)
         seen["minhash"] = band_probability(similarity, minhash, floor)
@@ -91,7 +91,7 @@ def _row(similarity: float, config: DedupConfig) -> RemovalRow:
         removed = in_band + (agrees - in_band) * by_simhash
     else:
         removed = together if similarity >= config.threshold else 0.0
-    return RemovalRow(similarity, seen, together, min(1.0, removed))
+    return {"similarity": similarity, "seen": seen, "seen_together": together, "removed": min(1.0, removed)}
 
 
 def removal_rows(config: DedupConfig) -> list[RemovalRow]:
@@ -106,12 +106,12 @@ def removal_text(config: DedupConfig) -> str:
     rows = removal_rows(config)
     if not rows:
         return "No dedup method goes by similarity."
-    names = list(rows[0].seen)
+    names = list(rows[0]["seen"])
     heads = [*(f"{name} sees" for name in names), *(["any sees"] if len(names) > 1 else []), "removed"]
     lines = ["  ".join(["   J", *(f"{head:>13}" for head in heads)])]
     for row in rows:
-        values = [*row.seen.values(), *([row.seen_together] if len(names) > 1 else []), row.removed]
-        lines.append("  ".join([f"{row.similarity:4.2f}", *(f"{value:13.6f}" for value in values)]))
+        values = [*row["seen"].values(), *([row["seen_together"]] if len(names) > 1 else []), row["removed"]]
+        lines.append("  ".join([f"{row['similarity']:4.2f}", *(f"{value:13.6f}" for value in values)]))
     return "\n".join([*lines, *_notes(config)])
 
 

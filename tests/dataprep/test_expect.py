@@ -13,9 +13,7 @@ from dataprep.dedup.minhash import miss_probability
 from dataprep.dedup.simhash import seen_probability
 
 
-def with_simhash(config: DedupConfig) -> DedupConfig:
-    object.__setattr__(config, "methods", ("minhash", "simhash"))  # the table of methods may not know it yet
-    return config
+BOTH = DedupConfig(methods=("minhash", "simhash"))
 
 
 @pytest.mark.parametrize("config", [MinHashConfig(), MinHashConfig(112, 14, 8), MinHashConfig(4096, 450, 9)])
@@ -37,35 +35,35 @@ def test_with_a_floor_it_is_what_drawn_signatures_do() -> None:
 
 def test_a_leader_removes_nothing_below_the_threshold_and_what_it_sees_above() -> None:
     rows = removal_rows(DedupConfig())
-    assert [row.similarity for row in rows] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0]
-    assert [row.removed for row in rows[:6]] == [0.0] * 6
-    assert rows[6].removed == pytest.approx(1 - 4.89e-5, abs=1e-5)
-    assert all(row.removed == row.seen_together == row.seen["minhash"] for row in rows[6:])
-    assert rows[-1].removed == pytest.approx(1.0)
+    assert [row["similarity"] for row in rows] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0]
+    assert [row["removed"] for row in rows[:6]] == [0.0] * 6
+    assert rows[6]["removed"] == pytest.approx(1 - 4.89e-5, abs=1e-5)
+    assert all(row["removed"] == row["seen_together"] == row["seen"]["minhash"] for row in rows[6:])
+    assert rows[-1]["removed"] == pytest.approx(1.0)
 
 
 def test_union_find_follows_the_curve_and_estimate_the_binomial_tail() -> None:
     rows = removal_rows(DedupConfig(decision="union_find"))
-    assert all(r.removed == pytest.approx(1 - miss_probability(r.similarity, MinHashConfig())) for r in rows)
+    assert all(r["removed"] == pytest.approx(1 - miss_probability(r["similarity"], MinHashConfig())) for r in rows)
     rows = removal_rows(DedupConfig(decision="estimate"))
     drawn = np.random.default_rng(2).binomial(128, 0.8, 200_000)
-    assert rows[6].removed == pytest.approx(float((drawn >= 103).mean()), abs=0.005)
-    assert rows[0].removed < 1e-6
-    assert rows[-1].removed == pytest.approx(1.0)
+    assert rows[6]["removed"] == pytest.approx(float((drawn >= 103).mean()), abs=0.005)
+    assert rows[0]["removed"] < 1e-6
+    assert rows[-1]["removed"] == pytest.approx(1.0)
 
 
 def test_simhash_is_a_column_of_its_own_and_adds_to_the_whole() -> None:
-    for row in removal_rows(with_simhash(DedupConfig())):
-        assert row.seen["simhash"] == seen_probability(row.similarity, 3)
-        unseen = (1 - row.seen["minhash"]) * (1 - row.seen["simhash"])
-        assert row.seen_together == pytest.approx(1 - unseen)
-    assert "not measured" in removal_text(with_simhash(DedupConfig()))
+    for row in removal_rows(BOTH):
+        assert row["seen"]["simhash"] == seen_probability(row["similarity"], 3)
+        unseen = (1 - row["seen"]["minhash"]) * (1 - row["seen"]["simhash"])
+        assert row["seen_together"] == pytest.approx(1 - unseen)
+    assert "not measured" in removal_text(BOTH)
 
 
 def test_swapped_bands_and_rows_are_seen_in_the_table() -> None:
     swapped = removal_rows(replace(DedupConfig(), minhash=MinHashConfig(bands=5, rows=25)))
-    assert swapped[6].removed < 0.02
-    assert removal_rows(DedupConfig())[6].removed > 0.99
+    assert swapped[6]["removed"] < 0.02
+    assert removal_rows(DedupConfig())[6]["removed"] > 0.99
     text = removal_text(replace(DedupConfig(), minhash=MinHashConfig(bands=5, rows=25)))
     assert "5 bands x 25 rows; half of the pairs share a band at J = 0.92" in text
     assert len({len(line) for line in text.split("\n")[:12]}) == 1
