@@ -12,7 +12,6 @@ from dataprep.dedup.expect import band_probability, removal_rows, removal_text
 from dataprep.dedup.minhash import miss_probability
 from dataprep.dedup.simhash import seen_probability
 
-
 BOTH = DedupConfig(methods=("minhash", "simhash"))
 
 

@@ -18,7 +18,7 @@ from dataprep.dedup import index as index_module
 from dataprep.dedup.config import DecideConfig, DedupConfig, MinHashConfig, SignConfig
 from dataprep.dedup.index import INDEX_DTYPE, Index, WriteIndex, load_index
 from dataprep.dedup.signatures import load_signed
-from dataprep.dedup.steps import SignDocuments
+from dataprep.dedup.steps import DecideDocuments, SignDocuments
 from dataprep.documents import InputFile, Status
 from dataprep.kernels.documents import DocumentHasher
 from loader.errors import DamageError, RefusedError
@@ -198,3 +198,26 @@ def test_what_was_decided_must_fit(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="TR-INPUT-CHANGED"):
         list(step.run())
     assert [path.name for path in (tmp_path / "again/index").glob(".tmp*")] == []
+
+
+def test_an_index_of_a_real_decision_in_its_priority_order(tmp_path: Path) -> None:
+    config = config_of(write_index=True, methods=("exact", "minhash", "simhash"))
+    inputs = write_sources(tmp_path / "text", SOURCES)
+    list(SignDocuments(inputs, SignConfig(config.ingest, config.dedup), tmp_path / "signed").run())
+    list(DecideDocuments(inputs, config, tmp_path / "signed", tmp_path / "decided").run())
+    list(WriteIndex(inputs, config, tmp_path / "signed", tmp_path / "decided", tmp_path / "stage").run())
+    index = load_index(tmp_path / "stage/index", config.dedup)
+    kept = [
+        (file, record)
+        for file in range(len(inputs))
+        for record, status in enumerate(np.load(tmp_path / f"decided/status.{file:05d}.npy").tolist())
+        if status in (Status.KEPT, Status.HELD_OUT)
+    ]
+    ids = {document_id(inputs[file].source, inputs[file].path, record, 9): (file, record) for file, record in kept}
+    assert len(kept) > 10
+    assert sorted(index.documents["id"].tolist()) == sorted(ids)
+    places = [ids[number] for number in index.documents["id"].tolist()]
+    order = [(inputs[file].rank, -len(text_of(inputs, file, record).encode())) for file, record in places]
+    assert order == sorted(order)
+    assert index.simhash_N is not None
+    assert len(index.simhash_N) == len(kept)
