@@ -158,8 +158,8 @@ def _index(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .dedup.index import WriteIndex
 
     folders = parts.folders
-    places = (folders["sign"], parts.fates.status, folders["index"])
-    return (WriteIndex(parts.job.inputs, decide_config(parts.job), *places),)
+    places = (folders["sign"], folders["decide"], folders["index"])
+    return (WriteIndex(parts.job.inputs, decide_config(parts.job), *places, status=parts.fates.status),)
 
 
 def _choose(parts: StageParts) -> tuple[PipelineStep, ...]:

@@ -133,13 +133,22 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
     type = "tokenreel"
 
     def __init__(
-        self, inputs: Sequence[InputFile], config: DecideConfig, signed: Path, decided: Path, folder: Path
+        self,
+        inputs: Sequence[InputFile],
+        config: DecideConfig,
+        signed: Path,
+        decided: Path,
+        folder: Path,
+        status: Path | None = None,
     ) -> None:
+        """``decided``: folder with the priority numbers; ``status``: with the statuses, if a later stage changed
+        some."""
         super().__init__()
         self.inputs = tuple(inputs)
         self.config = config
         self.signed = Path(signed)
         self.decided = Path(decided)
+        self.status = Path(status or decided)
         self.folder = Path(folder)
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
@@ -182,7 +191,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         for file in range(len(self.inputs)):
             signed.append(load_signed(self.signed, file, self.config.dedup))
             record_N = signed[file].documents["record"]
-            status_R = _load_array(self.decided / f"status.{file:05d}.npy", load_summary(self.signed, file).num_records)
+            status_R = _load_array(self.status / f"status.{file:05d}.npy", load_summary(self.signed, file).num_records)
             rank_N = _load_array(self.decided / f"rank.{file:05d}.npy", len(record_N))
             keep_R = (status_R == Status.KEPT) | (status_R == Status.HELD_OUT)
             row_N = np.flatnonzero(keep_R[record_N])
