@@ -15,8 +15,12 @@ from support.dedup_runs import Source, write_sources
 
 from dataprep.decontaminate import IndexItems, items_identity
 from dataprep.decontamination.canary import DISGUISES, check_canary, sample_items
+from dataprep.decontamination.files import load_found, search_file
 from dataprep.decontamination.index import load_index
+from dataprep.decontamination.items import read_items
+from dataprep.decontamination.search import ItemFinder
 from dataprep.documents import InputFile
+from dataprep.formats import ReadOptions
 from dataprep.screen_config import BenchmarkConfig, DecontaminateConfig
 from loader.errors import ConfigError, JobError
 from loader.files import hash_file
@@ -157,6 +161,17 @@ def test_what_many_documents_quote_is_reported_as_frequent_and_can_be_allowed(tm
     assert allowed.frequent == []
 
 
+@pytest.mark.parametrize(("limit", "frequent"), [(11, True), (12, True), (13, False)])
+def test_an_ngram_is_frequent_in_more_documents_than_the_limit(tmp_path: Path, limit: int, frequent: bool) -> None:
+    item = f"{ADDRESS} Who said this?"
+    texts = [f"{sentence(RNG, 3)} {ADDRESS} {sentence(RNG, 3)} {ADDRESS}" for _ in range(12)]
+    done = run(tmp_path, [item], [*texts, f"{sentence(RNG, 3)} {item}"], frequent_documents=limit)
+    assert [hit["frequent"] for hit in done.hits] == [frequent] * 12 + [False]
+    assert {row["documents"] for row in done.frequent} == ({13} if frequent else set())
+    assert [hit["ngram_documents"] for hit in done.hits] == [13] * 12 + [1]
+    assert "Who" in done.hits[-1]["ngram"], "the rarest n-gram is shown, the strongest evidence"
+
+
 def test_a_document_that_asks_the_rest_is_found_though_a_passage_is_allowed(tmp_path: Path) -> None:
     rest = sentence(RNG, 15)
     done = run(tmp_path, [f"{ADDRESS} {rest}"], [ADDRESS, f"{ADDRESS} {rest}", rest], allow=(ADDRESS,))
@@ -210,16 +225,18 @@ def test_verdicts_have_a_place_for_every_record_and_say_which_benchmark(tmp_path
 
 def test_screened_records_and_sources_that_opt_out_are_left_alone(tmp_path: Path) -> None:
     write_items(tmp_path, ITEMS)
-    files = {"web": Source({"a.jsonl": ITEMS[:4]}, 0), "own": Source({"b.jsonl": ITEMS[:3]}, 1, ("decontaminate",))}
+    own = Source({"b.jsonl": ITEMS[:3], "empty.jsonl": []}, 1, ("decontaminate",))
+    files = {"web": Source({"a.jsonl": ITEMS[:4]}, 0), "own": own, "none": Source({"empty.jsonl": []}, 2)}
     inputs = write_sources(tmp_path, files)
     quality = tmp_path / "quality"
     quality.mkdir()
     np.save(quality / "verdict.00000.npy", np.array([0, 2, 0, 1], np.uint8))
-    np.save(quality / "verdict.00001.npy", np.zeros(3, np.uint8))
+    for file, records in enumerate((3, 0, 0), 1):
+        np.save(quality / f"verdict.{file:05d}.npy", np.zeros(records, np.uint8))
     done = screen(inputs, configuration(), tmp_path, screens=[quality])
-    assert [done.dropped(file) for file in (0, 1)] == [{0, 2}, set()]
-    assert [len(verdict_R) for verdict_R in done.verdicts] == [4, 3]
-    assert [one["report"]["searched"] for one in done.screens] == [True, False]
+    assert [done.dropped(file) for file in range(4)] == [{0, 2}, set(), set(), set()]
+    assert [len(verdict_R) for verdict_R in done.verdicts] == [4, 3, 0, 0]
+    assert [one["report"]["searched"] for one in done.screens] == [True, False, False, True]
     assert done.report["sources"]["own"]["documents"] == 0
 
 
@@ -239,6 +256,22 @@ def test_nothing_depends_on_tasks_or_on_the_order_of_files(tmp_path: Path) -> No
         assert hash_file(one.folder / name) == hash_file(turned.folder / name)
     assert [v.tolist() for v in one.verdicts] == [v.tolist() for v in turned.verdicts[::-1]]
     assert one.hits
+
+
+def test_the_size_of_batches_changes_nothing(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    write_items(tmp_path, ITEMS)
+    (one,) = sources(tmp_path, [" ".join(rng.choices([*ITEMS, FILLER[:400]], k=3)) for _ in range(80)])
+    list(IndexItems(configuration(), tmp_path, tmp_path / "index", 1).run())
+    finder = ItemFinder(load_index(tmp_path / "index"), 0.5)
+    for folder, batch_bytes in (("small", 3000), ("large", 1 << 20)):
+        search_file(one, 0, finder, ReadOptions(batch_bytes=batch_bytes), (tmp_path / folder, ()))
+    for path in (tmp_path / "large").iterdir():
+        assert path.read_bytes() == (tmp_path / "small" / path.name).read_bytes()
+    found = load_found(tmp_path / "large", 0)
+    assert len(found.hits) > 80
+    counts = np.bincount(found.hit_grams["hit"], minlength=len(found.hits))
+    assert (counts == found.hits["matched"]).all()
 
 
 def test_the_canary_names_the_item_that_is_not_found(tmp_path: Path) -> None:
@@ -266,8 +299,6 @@ def test_items_come_from_any_jsonl(tmp_path: Path) -> None:
     (tmp_path / "a1.jsonl").write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
     config = DecontaminateConfig({"own": BenchmarkConfig(path="a*.jsonl", fields=("q", "choices"), split="dev")})
     assert items_identity(config, tmp_path)[0][1] == 2
-    from dataprep.decontamination.items import read_items
-
     assert [(item.split, item.id, item.text()) for item in read_items(config, tmp_path)] == [
         ("dev", "a1.jsonl:0", "one\ntwo\nthree\n4"),
         ("dev", "a1.jsonl:2", "five"),
