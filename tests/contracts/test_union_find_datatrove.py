@@ -102,3 +102,17 @@ def test_nothing_to_cluster() -> None:
     for count in (0, 1):
         places_ = np.zeros(count, np.int64)
         assert cluster_roots(np.zeros((count, 128), np.uint32), places_, places_, config).tolist() == [0] * count
+
+
+def test_rows_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MinHashConfig(num_permutations=16, bands=5, rows=3)
+    signature_NK = np.random.default_rng(1).integers(0, 12, (300, 16), dtype=np.uint32)
+    place_N2 = places(300, 3, random.Random(1))
+    expected = cluster_roots(signature_NK, place_N2[:, 0], place_N2[:, 1], config)
+
+    def four_values(rows_NR: NDArray[np.uint32], first: int, rows: int, key_N: NDArray[np.uint64]) -> None:
+        key_N[:] = (rows_NR.sum(axis=1) % 4).astype(np.uint64) << np.uint64(40)
+
+    monkeypatch.setattr("dataprep.kernels.bands.band_keys", four_values)
+    assert np.array_equal(cluster_roots(signature_NK, place_N2[:, 0], place_N2[:, 1], config), expected)
+    assert 10 < len(np.unique(expected)) < 290
