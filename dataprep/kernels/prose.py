@@ -21,6 +21,7 @@ COUNTS = (
     "word_characters",
     "letter_tokens",
     "stop_words",
+    "marks",
     "hashes",
     "ellipses",
     "lines",
@@ -28,7 +29,8 @@ COUNTS = (
     "ellipsis_lines",
 )
 """Columns of ``count_prose``: tokens; those that are no singles, and their characters; tokens with a letter (an ASCII
-one, or any character above 127); different stop words; ``#``; ``...`` and U+2026; lines, those that begin with ``-``
+one, or any character above 127); different stop words; marks (runs of other characters
+beside white space or at an end of the text); ``#``; ``...`` and U+2026; lines, those that begin with ``-``
 or U+2022, and those that end with an ellipsis, ASCII white space aside."""
 
 _ZERO = np.uint64(0)
@@ -53,12 +55,12 @@ def _count_line(data: Any, start: Any, stop: Any, count_C: Any) -> None:
         start += 1
     while start < stop and _is_space(data[stop - 1]):
         stop -= 1
-    count_C[7] += 1
+    count_C[8] += 1
     if start < stop:
-        count_C[8] += np.int64(data[start] == 45 or _is_mark(data, start, 0xA2))
+        count_C[9] += np.int64(data[start] == 45 or _is_mark(data, start, 0xA2))
         if stop - start >= 3:
             dots = data[stop - 1] == 46 and data[stop - 2] == 46 and data[stop - 3] == 46
-            count_C[9] += np.int64(dots or _is_mark(data, stop - 3, 0xA6))
+            count_C[10] += np.int64(dots or _is_mark(data, stop - 3, 0xA6))
 
 
 @kernel
@@ -92,21 +94,36 @@ def _count_symbols(data: Any, span: Any, count_C: Any) -> None:
         hashes += np.int64(byte == 35)
         if byte == 0xE2:
             ellipses += np.int64(_is_mark(data, at, 0xA6))
-    count_C[5] += hashes
-    count_C[6] += ellipses + dots // 3
+    count_C[6] += hashes
+    count_C[7] += ellipses + dots // 3
+
+
+@helper
+def _count_marks(data: Any, start: Any, stop: Any, at_end: Any) -> Any:
+    """Runs of what is no white space in the gap between two tokens; one that touches both is part of a word."""
+    runs, in_run, has_space = np.int64(0), False, at_end
+    for at in range(start, stop):
+        is_space = _is_space(data[at])
+        runs += np.int64(not is_space and not in_run)
+        in_run = not is_space
+        has_space = has_space or is_space
+    return runs if has_space else np.int64(0)
 
 
 @kernel
 def _count_tokens(data: Any, tokens: Any, sizes: Any, stop_words: Any, count_C: Any) -> None:
-    """``sizes``: start of the text, number of tokens; ``stop_words``: hash and mark of each slot."""
-    origin, num_tokens = sizes
+    """``sizes``: start and end of the text, number of tokens; ``stop_words``: hash and whether seen, by slot."""
+    origin, end, num_tokens = sizes
     hash_S, seen_S = stop_words
     mask = np.uint64(hash_S.shape[0] - 1)
     seen_S[:] = 0
     words, characters, letters, stops = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    marks, before = np.int64(0), np.int64(origin)
     for token in range(num_tokens):
         value = tokens.hash_T[token]
         start, stop = origin + np.int64(tokens.start_T[token]), origin + np.int64(tokens.stop_T[token])
+        marks += _count_marks(data, before, start, token == 0)
+        before = stop
         if (value & _ONE) == _ZERO:
             words += 1
             size = stop - start
@@ -129,6 +146,7 @@ def _count_tokens(data: Any, tokens: Any, sizes: Any, stop_words: Any, count_C: 
     count_C[2] += characters
     count_C[3] += letters
     count_C[4] += stops
+    count_C[5] += marks + _count_marks(data, before, end, True)
 
 
 @kernel
@@ -144,6 +162,6 @@ def count_prose(texts: Any, table: Any, hash_S: Any, count_NC: Any) -> None:
     for d in range(count_NC.shape[0]):
         span = (texts.offset_N[d], texts.offset_N[d + 1])
         num_tokens = split_located(texts.data, span, table, tokens)
-        _count_tokens(texts.data, tokens, (span[0], num_tokens), (hash_S, seen_S), count_NC[d])
+        _count_tokens(texts.data, tokens, (span[0], span[1], num_tokens), (hash_S, seen_S), count_NC[d])
         _count_symbols(texts.data, span, count_NC[d])
         _count_lines(texts.data, span, count_NC[d])

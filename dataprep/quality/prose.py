@@ -2,7 +2,9 @@
 
 Arguments, defaults and reasons are those of datatrove's ``GopherQualityFilter``; what differs is what a word is: ours
 have no punctuation among them, fold case (``The`` is a stop word), and ideographs are tokens of their own, which the
-rules on the length of words pass over. Lines end at ``\\n``. Shapes: N documents, S slots, C counts.
+rules on the length of words pass over. A run of other
+characters with white space beside it is a mark, which counts for the shares of symbols and of words with letters. Lines
+end at ``\\n``. Shapes: N documents, S slots, C counts.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ class QualityOptions:
     Attributes:
         min_doc_words, max_doc_words: words (ideographs count).
         min_avg_word_length, max_avg_word_length: mean characters of its words, ideographs aside.
-        max_symbol_word_ratio: ``#`` per word, and ellipses per word.
+        max_symbol_word_ratio: ``#`` per word or mark, and ellipses.
         max_bullet_lines_ratio, max_ellipsis_lines_ratio: share of lines that begin so (end so).
-        max_non_alpha_words_ratio: least share of words with a letter, under datatrove's name for it.
+        max_non_alpha_words_ratio: least share of words with a letter among words and marks, under datatrove's
+            name for it.
         min_stop_words: how many different ones of ``stop_words`` it holds at least.
     """
 
@@ -107,7 +110,8 @@ def make_quality(options: QualityOptions) -> Judge:
         count_NC = np.zeros((len(text), len(COUNTS)), np.int64)
         count_prose(text_buffers(text), table, hash_S, count_NC)
         count = {name: count_NC[:, place] for name, place in column.items()}
-        per_word_N, lines_N = np.maximum(count["tokens"], 1), np.maximum(count["lines"], 1)
+        per_word_N = np.maximum(count["tokens"] + count["marks"], 1)
+        lines_N = np.maximum(count["lines"], 1)
         length_N = count["word_characters"] / np.maximum(count["words"], 1)
         has_words_N = count["words"] > 0
         rules: tuple[_Rule, ...] = (

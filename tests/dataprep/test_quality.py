@@ -180,6 +180,15 @@ def test_the_first_share_over_its_limit_decides() -> None:
             assert column == (over[0] if over else -1)
 
 
+def marks_of(encoded: bytes, tokens: Sequence[tuple[Any, int, int]]) -> Iterator[int]:
+    """Marks of each gap: what lies between two tokens, or a token and an end of the text."""
+    borders = [0, *(border for _, start, stop in tokens for border in (start, stop)), len(encoded)]
+    for place, (start, stop) in enumerate(zip(borders[::2], borders[1::2], strict=True)):
+        gap = encoded[start:stop].decode("latin-1").replace("\x85", "x").replace("\xa0", "x")
+        at_end = place in (0, len(tokens))
+        yield len(gap.split()) if at_end or len(gap.split()) != 1 or gap != gap.strip() else 0
+
+
 def expected_counts(text: str, stop_words: Sequence[str]) -> list[int]:
     tokens = located_tokens(text)
     encoded = text.encode()
@@ -193,6 +202,7 @@ def expected_counts(text: str, stop_words: Sequence[str]) -> list[int]:
         sum(len(piece) for _, piece in words),
         sum(any(not character.isascii() or character.isalpha() for character in piece) for piece in pieces),
         len({tokens_of(word)[0] for word in stop_words} & {token for token, _, _ in tokens}),
+        sum(marks_of(encoded, tokens)),
         text.count("#"),
         text.count("...") + text.count("…"),
         len(lines),
