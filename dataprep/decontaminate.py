@@ -128,7 +128,7 @@ class FindItems(PipelineStep):  # type: ignore[misc]
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Search the files of this task; passes nothing on. Files with a ``found.N.json`` are done already."""
         files = [f for f in range(rank, len(self.inputs), world_size) if not is_searched(self.folder, f)]
-        finder = ItemFinder(load_index(self.index), self.config.threshold) if files else None
+        finder = ItemFinder(load_index(self.index, with_texts=False), self.config.threshold) if files else None
         options = ReadOptions(line_limit_bytes=self.line_limit_bytes)
         for file in files:
             if finder is not None:

@@ -120,7 +120,7 @@ class ItemFinder:
         count_M = index.posting_start_G[gram_M + 1] - start_M
         place = np.arange(int(count_M.sum())) + np.repeat(start_M - (np.cumsum(count_M) - count_M), count_M)
         form, gram = index.posting_L[place].astype(np.int64), np.repeat(gram_M, count_M)
-        num_forms, num_items, num_grams = len(index.item_F), len(index.items), len(index.place_G3)
+        num_forms, num_items, num_grams = len(index.item_F), int(index.item_F.max()) + 1, len(index.place_G3)
         key_K, group, matched_K = np.unique(
             np.repeat(document_M, count_M) * num_forms + form, return_inverse=True, return_counts=True
         )
