@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..documents import Status
-from ..kernels.jaccard import Sets
 from ..kernels.walk import NO_DOCUMENT, Fates, Rules, find_candidates, link_kept, walk
 from .buckets import Band, plan_bands, propose
 from .candidates import ReadColumns, ReadSets
+from .clusters import remove_clusters
 from .config import DedupConfig, HoldoutConfig
-from .groups import CHECKS, Group, Groups, form_groups, head_costs
+from .groups import CHECKS, Group, Groups, SetSpill, form_groups, head_costs
 from .minhash import estimate_floor
-from .spill import Spill, Workspace, forget_pages
+from .spill import Workspace, forget_pages
 from .table import DocumentTable, Method
 
 __all__ = ["Decision", "Reads", "decide", "pair_methods"]
@@ -103,7 +103,7 @@ class _Decider:
         needed = [self._candidates(groups, group) for group in range(groups.num_groups)]
         needed_H = np.concatenate([np.zeros(0, np.int64), *needed])
         self.num_candidates = len(needed_H)
-        sets = _SetSpill(groups, self.workspace)
+        sets = SetSpill(groups, self.workspace)
         if self.verifies:
             number_N = np.full(len(self.table.head_N), NO_DOCUMENT, np.int32)
             number_N[self.heads] = np.arange(len(self.heads), dtype=np.int32)
@@ -162,7 +162,7 @@ class _Decider:
         needed: NDArray[np.int64] = group.head_L[candidate_L != 0]
         return needed
 
-    def _decide_group(self, groups: Groups, number: int, sets: _SetSpill) -> None:
+    def _decide_group(self, groups: Groups, number: int, sets: SetSpill) -> None:
         group = groups.load(number)
         count = len(group.head_L)
         step = _STEP_HEADS if number in groups.too_large else max(1, count)
@@ -171,10 +171,19 @@ class _Decider:
             np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), self.fates.state
         )
         rules, seen_L = self._rules(group, self.config.threshold), np.full(count, NO_DOCUMENT, np.int64)
+        clusters = self.config.decision == "union_find" and "minhash" in self.names
+        takes_part_L = rules.takes_part_TL[self.names.index("minhash")].copy() if clusters else None
+        if takes_part_L is not None:
+            rules.takes_part_TL[self.names.index("minhash")] = False
         for first in range(0, count, step):
             walk(group.buckets, rules, own, fates, seen_L, (first, min(count, first + step)))
             forget_pages(own.value_S)
             forget_pages(group.signature_LK)
+        if takes_part_L is not None:
+            document_L = self.heads[group.head_L]
+            place_L2 = np.stack((self.table.place_F[self.table.file_N[document_L]], self.table.record_N[document_L]), 1)
+            fates.method_L[takes_part_L & (fates.witness_L == NO_DOCUMENT)] = self.names.index("minhash")
+            remove_clusters(rules, takes_part_L, place_L2, self.config.minhash, fates)
         removed_L = fates.witness_L != NO_DOCUMENT
         witness_L = group.head_L[np.where(removed_L, fates.witness_L, 0)] if count else group.head_L
         self.fates.witness_L[group.head_L] = np.where(removed_L, witness_L, NO_DOCUMENT)
@@ -189,47 +198,6 @@ class _Decider:
                 forget_pages(group.signature_LK)
             self.root_H[group.head_L] = group.head_L[_flat(parent_L)]
         sets.drop(number)
-
-
-class _SetSpill:
-    """Shingle sets of heads, by group."""
-
-    def __init__(self, groups: Groups, workspace: Workspace) -> None:
-        self._groups = groups
-        share = 4 if groups.num_groups == 1 else 16
-        limit = workspace.memory_bytes // share
-        self._values = Spill(workspace.folder, "sets", (np.uint64,), groups.num_groups, limit)
-        self._sizes = Spill(workspace.folder, "set-sizes", (np.uint32, np.int64), groups.num_groups, limit)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Disk that sets took."""
-        return self._values.spilled_bytes + self._sizes.spilled_bytes
-
-    def add(self, head_C: NDArray[np.int32], size_C: NDArray[np.int64], values: NDArray[np.uint64]) -> None:
-        """Take sets of heads, one after another."""
-        group_C = self._groups.group_H[head_C]
-        self._sizes.route(group_C, head_C.astype(np.uint32), size_C)
-        self._values.route(np.repeat(group_C, size_C) if self._groups.num_groups > 1 else group_C, values)
-
-    def load(self, group: int) -> Sets:
-        """Sets of one group, by place in it; heads that were not read have empty ones."""
-        count = len(self._groups.heads(group))
-        start_L, stop_L = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        if not self._sizes.num_rows[group]:
-            return Sets(np.zeros(0, np.uint64), start_L, stop_L)
-        head_C, size_C = self._sizes.read(group)
-        place_C = self._groups.local_H[head_C]
-        stop_C = np.cumsum(size_C)
-        start_L[place_C], stop_L[place_C] = stop_C - size_C, stop_C
-        mapped = group in self._groups.too_large
-        (values,) = self._values.map(group) if mapped else self._values.read(group)
-        return Sets(values, start_L, stop_L)
-
-    def drop(self, group: int) -> None:
-        """Forget one group's sets."""
-        self._values.drop(group)
-        self._sizes.drop(group)
 
 
 def _flat(parent_N: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.jaccard import Sets
 from ..kernels.walk import CHECK_BITS, CHECK_CONTENT, CHECK_ROWS, Buckets
 from .buckets import Band, Proposals
 from .config import DedupConfig
@@ -20,7 +21,7 @@ from .minhash import split_bucket
 from .spill import Spill, Workspace, forget_pages
 from .table import SignedColumns
 
-__all__ = ["CHECKS", "Group", "Groups", "form_groups", "head_costs"]
+__all__ = ["CHECKS", "Group", "Groups", "SetSpill", "form_groups", "head_costs"]
 
 CHECKS = {"content": CHECK_CONTENT, "rows": CHECK_ROWS, "bits": CHECK_BITS}
 _MEMBER_BYTES = 28
@@ -203,3 +204,44 @@ class Groups:
         index_buckets(member_M, new_start_G, first_L, entry_E)
         fill_G = np.zeros(len(size_G), np.int32)
         return Buckets(member_M, new_start_G, fill_G, method_B[band_G], is_part_G, first_L, entry_E)
+
+
+class SetSpill:
+    """Shingle sets of heads, by group."""
+
+    def __init__(self, groups: Groups, workspace: Workspace) -> None:
+        self._groups = groups
+        share = 4 if groups.num_groups == 1 else 16
+        limit = workspace.memory_bytes // share
+        self._values = Spill(workspace.folder, "sets", (np.uint64,), groups.num_groups, limit)
+        self._sizes = Spill(workspace.folder, "set-sizes", (np.uint32, np.int64), groups.num_groups, limit)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Disk that sets took."""
+        return self._values.spilled_bytes + self._sizes.spilled_bytes
+
+    def add(self, head_C: NDArray[np.int32], size_C: NDArray[np.int64], values: NDArray[np.uint64]) -> None:
+        """Take sets of heads, one after another."""
+        group_C = self._groups.group_H[head_C]
+        self._sizes.route(group_C, head_C.astype(np.uint32), size_C)
+        self._values.route(np.repeat(group_C, size_C) if self._groups.num_groups > 1 else group_C, values)
+
+    def load(self, group: int) -> Sets:
+        """Sets of one group, by place in it; heads that were not read have empty ones."""
+        count = len(self._groups.heads(group))
+        start_L, stop_L = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        if not self._sizes.num_rows[group]:
+            return Sets(np.zeros(0, np.uint64), start_L, stop_L)
+        head_C, size_C = self._sizes.read(group)
+        place_C = self._groups.local_H[head_C]
+        stop_C = np.cumsum(size_C)
+        start_L[place_C], stop_L[place_C] = stop_C - size_C, stop_C
+        mapped = group in self._groups.too_large
+        (values,) = self._values.map(group) if mapped else self._values.read(group)
+        return Sets(values, start_L, stop_L)
+
+    def drop(self, group: int) -> None:
+        """Forget one group's sets."""
+        self._values.drop(group)
+        self._sizes.drop(group)

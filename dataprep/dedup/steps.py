@@ -39,7 +39,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from loader.canonical import canonical_json
-from loader.errors import JobError
+from loader.errors import ConfigError, JobError
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
@@ -136,6 +136,13 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         outputs.check_rejects(self.inputs, summaries, config.ingest)
         load = lru_cache(_CACHED_FILES)(lambda file: signatures.load_signed(self.signed, file, dedup))
         screens = Screens(self.screens, [summary.num_records for summary in summaries])
+        if self.indexes and dedup.decision == "union_find":
+            raise ConfigError(
+                "TR-DEDUP-AGAINST",
+                "clusters know no document that stays whatever happens",
+                "dedup.against",
+                "decision leader or estimate",
+            )
         earlier = [load_index(place, dedup) for place in self.indexes]
         table = make_table(self.inputs, load, dedup, pair_methods(METHODS, dedup), screens.took, earlier)
         reads = Reads(

@@ -57,13 +57,28 @@ def configuration(dedup: DedupConfig, fraction: float = 0.0, seed: int = 0) -> D
     return DecideConfig(IngestConfig(max_reject_fraction=1.0), dedup, HoldoutConfig(fraction), salt=9, seed=seed)
 
 
-def run_stages(inputs: Sequence[InputFile], config: DecideConfig, work: Path, num_tasks: int = 1) -> Outcome:
-    """Sign in ``num_tasks`` tasks, decide, and read everything back."""
+def run_stages(
+    inputs: Sequence[InputFile], config: DecideConfig, work: Path, num_tasks: int = 1, **options: Any
+) -> Outcome:
+    """Sign in ``num_tasks`` tasks, decide (with ``options`` of ``DecideDocuments``), and read everything back."""
     sign = SignDocuments(inputs, SignConfig(config.ingest, config.dedup), work / "signed")
     for rank in range(num_tasks):
         list(sign.run(None, rank, num_tasks))
-    list(DecideDocuments(inputs, config, work / "signed", work / "decided").run(None, 0, 1))
+    list(DecideDocuments(inputs, config, work / "signed", work / "decided", **options).run(None, 0, 1))
+    assert not list((work / "decided").glob("scratch-*"))
     return read_outcome(inputs, work / "decided")
+
+
+def write_screen(
+    inputs: Sequence[InputFile], verdicts: Mapping[tuple[str, str], Sequence[int]], folder: Path, labels: Sequence[str]
+) -> None:
+    """Leave what a screen leaves: verdicts by (source, relative path), 0 for all records of files that are absent."""
+    folder.mkdir(parents=True)
+    for file, one in enumerate(inputs):
+        count = len(one.location.read_bytes().splitlines())
+        verdict_R = np.array(verdicts.get((one.source, one.path), [0] * count), np.uint8)
+        np.save(folder / f"verdict.{file:05d}.npy", verdict_R)
+        (folder / f"screen.{file:05d}.json").write_text(json.dumps({"labels": list(labels), "report": {}}))
 
 
 def read_outcome(inputs: Sequence[InputFile], folder: Path) -> Outcome:
@@ -75,8 +90,10 @@ def read_outcome(inputs: Sequence[InputFile], folder: Path) -> Outcome:
     witness, method, similarity = {}, {}, {}
     for row in pq.read_table(folder / "removed.parquet").to_pylist():
         key = (row["source"], row["file"], row["record"])
-        witness[key] = (row["witness_source"], row["witness_file"], row["witness_record"])
-        method[key], similarity[key] = row["method"], row["similarity"]
+        method[key] = row["method"]
+        if row["reason"] is None:
+            witness[key] = (row["witness_source"], row["witness_file"], row["witness_record"])
+            similarity[key] = row["similarity"]
     return Outcome(status, witness, method, similarity, json.loads((folder / "counts.json").read_bytes()))
 
 
