@@ -15,7 +15,9 @@ from numba import types as _numba_types
 from .jit import intrinsic
 
 __all__ = [
+    "count_ones",
     "count_trailing_zeros",
+    "load8",
     "load32",
     "load64",
     "masks_copy",
@@ -68,6 +70,16 @@ def count_trailing_zeros(typingctx: Any, value: Any) -> tuple[Any, Codegen]:
 
 
 @intrinsic
+def count_ones(typingctx: Any, value: Any) -> tuple[Any, Codegen]:
+    """Number of set bits of a uint64 (uint64)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
 def load64(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
     """Eight bytes at ``offset`` as a uint64, first byte lowest."""
 
@@ -76,6 +88,17 @@ def load64(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
         return _load(builder, pointer, _I64)
 
     return types.uint64(data, types.int64), codegen
+
+
+@intrinsic
+def load8(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
+    """The byte at ``offset`` as a uint32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        return builder.zext(builder.load(pointer), ir.IntType(32))
+
+    return types.uint32(data, types.int64), codegen
 
 
 @intrinsic

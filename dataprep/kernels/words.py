@@ -19,7 +19,7 @@ import numpy as np
 
 from ..normalize import COMMON_MARK, IGNORED, SCRIPT_MARK, SEPARATOR, SINGLE, TAIL_MARKS, WORD
 from .jit import helper, kernel
-from .vectors import count_trailing_zeros, load64, masks_word
+from .vectors import count_ones, count_trailing_zeros, load8, load64, masks_word
 
 __all__ = ["TOKEN_SPARE", "mix64", "split_part", "split_words"]
 
@@ -36,6 +36,9 @@ _FOLD = np.uint64(0x2020202020202020)
 _WIDE = np.uint64(0x800000)
 _LOW_BIT = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_PLAIN_BITS = np.uint32(0xFEE00000)
+_PLAIN = np.uint32(WORD << 21)  # a word character without a tail
+_MANY = np.uint64(7)  # high bytes of a block from which on its ASCII words are walked too: two quotation marks have 6
 _NO_LIMIT = 1 << 62
 _NO_CHARACTER = np.uint32(0x1FFFFF)
 _ZERO = np.uint64(0)
@@ -89,20 +92,20 @@ def _hash_ascii(data: Any, start: int, length: int) -> Any:
 def _decode(data: Any, i: int, stop: int) -> tuple[Any, int]:
     """The code point at ``i`` (uint32) and the index after it; of a sequence that ``stop`` cuts, byte by byte, what
     separates."""
-    first = np.uint32(data[i])
+    first = load8(data, i)
     low = np.uint32(0x3F)
     if first < np.uint32(0x80):
         return first, i + 1
     following = 1 + np.int64(first >= np.uint32(0xE0)) + np.int64(first >= np.uint32(0xF0))
     if i + following >= stop:
         return _NO_CHARACTER, i + 1
-    second = np.uint32(data[i + 1]) & low
+    second = load8(data, i + 1) & low
     if first < np.uint32(0xE0):
         return ((first & np.uint32(0x1F)) << np.uint32(6)) | second, i + 2
-    third = np.uint32(data[i + 2]) & low
+    third = load8(data, i + 2) & low
     if first < np.uint32(0xF0):
         return ((first & np.uint32(0xF)) << np.uint32(12)) | (second << np.uint32(6)) | third, i + 3
-    fourth = np.uint32(data[i + 3]) & low
+    fourth = load8(data, i + 3) & low
     high = ((first & np.uint32(7)) << np.uint32(18)) | (second << np.uint32(12))
     return high | (third << np.uint32(6)) | fourth, i + 4
 
@@ -126,20 +129,31 @@ def _push(state: Any, pending: Any, length: Any, code_point: Any) -> tuple[Any, 
 
 @kernel
 def _walk(data: Any, span: Any, table: Any, token_T: Any, progress: Any) -> tuple[Any, Any]:
-    """Tokens from ``span[0]`` to the first ASCII byte that is no word byte, or ``span[1]``, or the border of a token
-    at which there are ``progress[1]`` of them: (tokens so far, where); ``progress[0]`` tokens are there already."""
+    """Tokens from ``span[0]`` to the first ASCII byte from ``span[1]`` on that is no word byte, or ``span[2]``, or the
+    border of a token at which there are ``progress[1]`` of them: (tokens so far, where); ``progress[0]`` tokens are
+    there already."""
     count, limit = progress
-    i = span[0]
+    i, until, stop = span
     state, pending, length = _SEED, _ZERO, _ZERO
     open_kind = _SEPARATOR
     drops_marks = False
     while True:
         at = i
         entry = np.uint32(0)
-        if i < span[1]:
-            code_point, i = _decode(data, i, span[1])
-            if code_point < np.uint32(table.shape[0]):
-                entry = table[code_point]
+        if i < stop:
+            first = load8(data, i)
+            if first < np.uint32(0x80):
+                i += 1
+                entry = table[first]
+            else:
+                code_point, i = _decode(data, i, stop)
+                if code_point < np.uint32(table.shape[0]):
+                    entry = table[code_point]
+            if (entry & _PLAIN_BITS) == _PLAIN and open_kind != _SINGLE:
+                state, pending, length = _push(state, pending, length, np.uint64(entry & np.uint32(0x1FFFFF)))
+                drops_marks = (entry & np.uint32(1 << 24)) != np.uint32(0)
+                open_kind = _WORD
+                continue
         kind = (entry >> np.uint32(21)) & np.uint32(7)
         starts = kind == _SINGLE or (kind == _WORD and open_kind == _SINGLE)
         if (kind == _SEPARATOR or starts) and open_kind != _SEPARATOR:
@@ -152,7 +166,7 @@ def _walk(data: Any, span: Any, table: Any, token_T: Any, progress: Any) -> tupl
             if count >= limit:
                 return count, at  # between two tokens nothing is remembered: a later call goes on from here
         if kind == _SEPARATOR:
-            if at >= span[1] or data[at] < 128:
+            if at >= stop or (at >= until and data[at] < 128):
                 return count, at
             continue
         if kind == _IGNORED or (kind == _COMMON_MARK and (drops_marks or open_kind == _SEPARATOR)):
@@ -182,19 +196,22 @@ def split_part(data: Any, span: Any, table: Any, token_T: Any, progress: Any) ->
             high &= inside
         runs = words | high
         following = block + 64
+        many = count_ones(high) >= _MANY
         while runs != _ZERO:
             bit = count_trailing_zeros(runs)
             carried = runs + (_LOW_BIT << np.uint64(bit))  # the lowest run is cleared, the bit above it set
             end = count_trailing_zeros(carried)
             start = block + bit
-            if end == 64 and following < stop:
-                if bit > 0:
-                    following = start  # the run may go on: look at it from its own start
-                else:
-                    count, following = _walk(data, (start, stop), table, token_T, (count, limit))
+            if (high & runs & ~carried) != _ZERO or (bit == 0 and end == 64 and following < stop):
+                until = block + 63 if many else start
+                count, start = _walk(data, (start, until, stop), table, token_T, (count, limit))
+                if start >= following or count >= limit:
+                    following = start
+                    break
+                carried = _ALL << np.uint64(start - block)
+            elif end == 64 and following < stop:
+                following = start  # the run may go on: look at it from its own start
                 break
-            if (high & runs & ~carried) != _ZERO:
-                count, _ = _walk(data, (start, block + end), table, token_T, (count, np.int64(_NO_LIMIT)))
             else:
                 token_T[count] = _hash_ascii(data, start, end - bit)
                 count += 1
