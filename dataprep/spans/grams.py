@@ -44,6 +44,8 @@ __all__ = ["GramLister", "list_file_grams"]
 _ROW_BYTES = 128
 """Memory that an n-gram of a run takes at most, with the scratch of sorting it."""
 _LEAST_RUN = 16
+_MOST_RUN = 1 << 21
+"""More memory makes no longer runs: larger arrays than this cost more in page faults than shorter merges save."""
 _TO_THE_END = np.uint32(0xFFFFFFFF)
 
 
@@ -158,7 +160,7 @@ def list_file_grams(
     if len(wanted):
         keep_R = np.zeros(len(documents.status_R), np.bool_)
         keep_R[documents.record_D[wanted]] = True
-        lister = GramLister(gram_rule(inputs, config), max(_LEAST_RUN, memory_bytes // _ROW_BYTES))
+        lister = GramLister(gram_rule(inputs, config), min(_MOST_RUN, max(_LEAST_RUN, memory_bytes // _ROW_BYTES)))
         expected = load_summary(folders.signed, file)
         options = read_options(config, memory_bytes)
         for batch in read_file(inputs, file, options=options, keep_R=keep_R, expected=expected):

@@ -31,6 +31,9 @@ __all__ = ["file_pieces", "gram_runs", "settle_runs"]
 
 _MERGE_BYTES = 96
 """Memory that a distinct n-gram of a range takes at most, with the scratch of merging it."""
+_QUICK_BYTES = 1 << 28
+"""Memory of a range beyond which fresh pages cost more than further ranges do, unless there are very many slices."""
+_MANY_SLICES = 1 << 15
 _DOCUMENT, _WORD, _WORD_STOP, _BYTE, _BYTE_STOP, _WITNESS = range(6)
 
 
@@ -59,7 +62,7 @@ def settle_runs(
     witnesses: AppendedFiles,
 ) -> None:
     """Write the witness of every row (int64, see ``settle``) in the order of the runs' rows, as scratch files."""
-    num_parts = max(1, math.ceil(sum(run.size for run in runs) * _MERGE_BYTES / memory_bytes))
+    num_parts = _num_parts(runs, memory_bytes)
     borders = {run: hash_borders(_rows(folders, run)[0], num_parts) for run in runs}
     for part in range(num_parts):
         ranges = {run: slice(borders[run][part], borders[run][part + 1]) for run in runs}
@@ -69,6 +72,12 @@ def settle_runs(
             witness_G = np.empty(hash_key.shape[1], np.int64)
             settle(hash_key[0], hash_key[1], documents[run.file].rank_D, firsts, witness_G)
             witnesses.append(run_path(folders.spans, "witness", run.file, run.number), witness_G)
+
+
+def _num_parts(runs: Sequence[Run], memory_bytes: int) -> int:
+    total_bytes = sum(run.size for run in runs) * _MERGE_BYTES
+    quick = min(total_bytes // _QUICK_BYTES, _MANY_SLICES // max(1, len(runs)))
+    return max(1, quick, math.ceil(total_bytes / memory_bytes))
 
 
 def _firsts(hash_key: NDArray[np.uint64], documents: FileDocuments) -> NDArray[np.uint64]:
