@@ -21,6 +21,7 @@ from datatrove.utils import text as datatrove_text
 from datatrove.utils import word_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support.dedup_runs import Source, write_sources
 from support.text_oracle import tokens_of
 
@@ -28,6 +29,7 @@ from dataprep import normalize
 from dataprep.cuts import load_cuts, union_by_record
 from dataprep.dedup.config import IngestConfig
 from dataprep.documents import InputFile
+from dataprep.formats import read_file
 from dataprep.kernels.documents import text_buffers
 from dataprep.kernels.located import Tokens, split_located
 from dataprep.kernels.prose import COUNTS, count_prose
@@ -36,7 +38,9 @@ from dataprep.kernels.words import split_words
 from dataprep.quality import QualityDocuments, check_steps, quality_versions
 from dataprep.quality.adapter import datatrove_classes
 from dataprep.quality.deletions import compose, kept_ranges, to_bytes
+from dataprep.quality.judges import Judge
 from dataprep.quality.prose import stop_table
+from dataprep.quality.screen import FileScreen
 from dataprep.screen_config import QualityStep
 from loader.errors import ConfigError, JobError
 
@@ -617,6 +621,31 @@ def test_files_do_not_depend_on_tasks_and_done_files_stay(tmp_path: Path) -> Non
     before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
     screen(tmp_path, inputs, steps, 1)
     assert before == {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+
+
+def test_more_reasons_than_a_byte_has_values_share_the_last_label(tmp_path: Path) -> None:
+    texts = [f"text number {index}" for index in range(400)]
+    inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": texts}, 0)})
+    reasons = tuple(f"reason {index}" for index in range(200))
+
+    def judge_by(rest: int) -> Judge:
+        def judge(text: pa.LargeStringArray) -> NDArray[np.uint8]:
+            numbers = [int(value.as_py().rsplit(" ", 1)[1]) for value in text]
+            return np.array([number // 2 + 1 if number % 2 == rest else 0 for number in numbers], np.uint8)
+
+        return Judge(reasons, judge)
+
+    screened = FileScreen(inputs[0], [("even", judge_by(0)), ("odd", judge_by(1))])
+    for batch in read_file(inputs[0], 0):
+        screened.add(batch)
+    verdicts = screened.verdicts(400)
+    assert len(screened.labels) == 256
+    assert screened.labels[-1] == "odd: other"
+    assert [screened.labels[verdict] for verdict in verdicts[::2].tolist()] == [f"even: {reason}" for reason in reasons]
+    assert screened.labels[verdicts[109]] == "odd: other" == screened.labels[verdicts[399]]
+    report = screened.report()
+    assert report["dropped"]["odd"]["other"]["documents"] == 200 - 54
+    assert report["kept"] == {"documents": 0, "bytes": 0}
 
 
 def test_rejects_and_blank_lines_go_on(tmp_path: Path) -> None:
