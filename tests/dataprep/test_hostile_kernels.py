@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.hostile_texts import MALFORMED, documents_of, prints_of
 
 from dataprep.kernels.cache import writable_folder
 from dataprep.kernels.documents import Buffers, DocumentHasher, text_buffers
-from dataprep.kernels.words import split_words
+from dataprep.kernels.words import TOKEN_SPARE, split_part, split_words
 from dataprep.normalize import load_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,27 @@ def test_malformed_bytes_do_not_reach_their_neighbours() -> None:
     for bad in MALFORMED:
         assert np.array_equal(tokens_of(bad + b" \n. " + good, bytes(64))[-len(reference) :], reference)
         assert np.array_equal(tokens_of(good + b" . \n" + bad, bytes(64))[: len(reference)], reference)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["word", " ", "é", "中", "กา", "x" * 70, "\u0301", "。", "\u00ad", "😀", "_9", "ſ " * 20])
+    ),
+    st.integers(1, 40),
+    st.binary(max_size=3),
+)
+def test_a_text_in_parts_of_any_size_has_the_same_tokens(pieces: list[str], limit: int, end: bytes) -> None:
+    data = "".join(pieces).encode() + end
+    expected = tokens_of(data, bytes(64))
+    buffer = np.frombuffer(data + bytes(64), np.uint8).copy()
+    token_T = np.empty(limit + TOKEN_SPARE, np.uint64)
+    parts, at = [np.zeros(0, np.uint64)], 0
+    while at < len(data):
+        count, at = split_part(buffer, (at, len(data)), load_table(), token_T, (0, limit))
+        assert count >= limit or at >= len(data)
+        parts.append(token_T[:count].copy())
+    assert np.array_equal(np.concatenate(parts), expected)
 
 
 GUARDED = """
