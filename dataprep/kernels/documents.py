@@ -23,7 +23,7 @@ from .words import TOKEN_SPARE, split_part
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Buffers", "DocumentHasher", "Prints", "sort_sets", "split_shingles", "text_buffers"]
+__all__ = ["Buffers", "DocumentHasher", "Prints", "sort_sets", "split_shingles", "take_prints", "text_buffers"]
 
 _PADDING_BYTES = 64
 _PART_TOKENS = 4096

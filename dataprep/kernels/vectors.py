@@ -17,9 +17,9 @@ from .jit import intrinsic
 __all__ = [
     "count_ones",
     "count_trailing_zeros",
-    "load8",
     "load32",
     "load64",
+    "load_byte",
     "masks_copy",
     "masks_line",
     "masks_special",
@@ -91,7 +91,7 @@ def load64(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
 
 
 @intrinsic
-def load8(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
+def load_byte(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
     """The byte at ``offset`` as a uint32."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

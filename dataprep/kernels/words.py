@@ -19,7 +19,7 @@ import numpy as np
 
 from ..normalize import COMMON_MARK, IGNORED, SCRIPT_MARK, SEPARATOR, SINGLE, TAIL_MARKS, WORD
 from .jit import helper, kernel
-from .vectors import count_ones, count_trailing_zeros, load8, load64, masks_word
+from .vectors import count_ones, count_trailing_zeros, load64, load_byte, masks_word
 
 __all__ = ["TOKEN_SPARE", "mix64", "split_part", "split_words"]
 
@@ -92,20 +92,20 @@ def _hash_ascii(data: Any, start: int, length: int) -> Any:
 def _decode(data: Any, i: int, stop: int) -> tuple[Any, int]:
     """The code point at ``i`` (uint32) and the index after it; of a sequence that ``stop`` cuts, byte by byte, what
     separates."""
-    first = load8(data, i)
+    first = load_byte(data, i)
     low = np.uint32(0x3F)
     if first < np.uint32(0x80):
         return first, i + 1
     following = 1 + np.int64(first >= np.uint32(0xE0)) + np.int64(first >= np.uint32(0xF0))
     if i + following >= stop:
         return _NO_CHARACTER, i + 1
-    second = load8(data, i + 1) & low
+    second = load_byte(data, i + 1) & low
     if first < np.uint32(0xE0):
         return ((first & np.uint32(0x1F)) << np.uint32(6)) | second, i + 2
-    third = load8(data, i + 2) & low
+    third = load_byte(data, i + 2) & low
     if first < np.uint32(0xF0):
         return ((first & np.uint32(0xF)) << np.uint32(12)) | (second << np.uint32(6)) | third, i + 3
-    fourth = load8(data, i + 3) & low
+    fourth = load_byte(data, i + 3) & low
     high = ((first & np.uint32(7)) << np.uint32(18)) | (second << np.uint32(12))
     return high | (third << np.uint32(6)) | fourth, i + 4
 
@@ -141,7 +141,7 @@ def _walk(data: Any, span: Any, table: Any, token_T: Any, progress: Any) -> tupl
         at = i
         entry = np.uint32(0)
         if i < stop:
-            first = load8(data, i)
+            first = load_byte(data, i)
             if first < np.uint32(0x80):
                 i += 1
                 entry = table[first]
