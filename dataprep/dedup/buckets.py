@@ -127,7 +127,7 @@ def propose(
     from ..kernels.bands import fold_duplicates, join_members
 
     num_heads = len(shared_text_H)
-    wanted = num_heads * len(bands) * _SORT_BYTES // max(1, workspace.memory_bytes // 4) + 1
+    wanted = num_heads * len(bands) * _SORT_BYTES // max(1, workspace.memory_bytes // 8) + 1
     num_partitions = min(4096, max(workspace.partitions, wanted))
     records = workspace.spill("keys", (np.uint64, np.uint32), num_partitions)
     for head_C, columns in chunks:

@@ -116,16 +116,17 @@ class _Decider:
     def _form_groups(self) -> Groups:
         table, heads, config = self.table, self.heads, self.config
         bands: list[Band] = plan_bands(self.methods, self.names, config)
-        place_N = np.full(len(table.head_N), NO_DOCUMENT, np.int32)
+        place_N = np.full(len(table.head_N) + 1, NO_DOCUMENT, np.int32)  # the last one is for what screens took
         place_N[heads] = np.arange(len(heads), dtype=np.int32)
-        head_P = np.where(table.number_P >= 0, place_N[table.number_P], NO_DOCUMENT).astype(np.int32)
+        head_P = place_N[table.number_P]
         text_H = table.text_N[heads]
         shared_text_H = np.bincount(text_H, minlength=len(table.text_N))[text_H] > 1
         proposals = propose(self.reads.columns(head_P), bands, shared_text_H, config, self.workspace)
         permutations = config.minhash.num_permutations if "minhash" in self.names else 0
         cost_H = head_costs(proposals.count_H, table.num_shingles_N[heads], permutations, self.verifies)
         groups = Groups(proposals, form_groups(proposals, cost_H, self.workspace), bands, config, self.workspace)
-        wanted_P = np.where((head_P >= 0) & (groups.group_H[head_P] >= 0), head_P, NO_DOCUMENT).astype(np.int32)
+        in_group_H = np.append(groups.group_H >= 0, False)
+        wanted_P = np.where(in_group_H[head_P], head_P, NO_DOCUMENT).astype(np.int32)
         for head_C, columns in self.reads.columns(wanted_P):
             groups.add_columns(head_C, columns)
         self.scratch_bytes = proposals.scratch_bytes

@@ -129,7 +129,7 @@ class Groups:
     def add_columns(self, head_C: NDArray[np.int64], columns: SignedColumns) -> None:
         """Take the signed columns of heads that are in a group; each of them once, in any order."""
         if self._columns is None:
-            rows = np.dtype((np.uint32, (columns.signature_NK.shape[1],)))
+            rows = (np.uint32, columns.signature_NK.shape[1:])
             spill_bytes = self._workspace.memory_bytes // (4 if self.num_groups == 1 else 16)
             kinds = (np.uint32, np.uint64, rows)
             self._columns = Spill(self._workspace.folder, "signatures", kinds, self.num_groups, spill_bytes)

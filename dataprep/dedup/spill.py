@@ -74,7 +74,7 @@ class Spill:
     Args:
         folder: where files may be written.
         name: begins the names of this spill's files.
-        columns: dtypes of the columns; a dtype may have a shape, such as ``("<u4", (128,))``.
+        columns: dtypes of the columns, or (dtype, shape of a row) such as ``("<u4", (128,))``.
         num_partitions: partitions are numbered below it.
         buffer_bytes: rows beyond it go to disk.
     """
@@ -82,7 +82,10 @@ class Spill:
     def __init__(self, folder: Path, name: str, columns: Sequence[Any], num_partitions: int, buffer_bytes: int) -> None:
         self._folder = folder
         self._name = name
-        self._dtypes = [np.dtype(column) for column in columns]
+        self._kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = [
+            (np.dtype(column[0]), column[1]) if isinstance(column, tuple) else (np.dtype(column), ())
+            for column in columns
+        ]
         self._parts: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in range(num_partitions)]
         self._buffered_bytes = 0
         self._limit_bytes = buffer_bytes
@@ -123,12 +126,12 @@ class Spill:
     def read(self, partition: int) -> list[NDArray[Any]]:
         """The columns of one partition, in memory."""
         columns = []
-        for number, dtype in enumerate(self._dtypes):
+        for number, (dtype, shape) in enumerate(self._kinds):
             arrays = [part[number] for part in self._parts[partition]]
             path = self._path(partition, number)
             if self._rows_on_disk[partition]:
-                arrays.insert(0, np.fromfile(path, dtype.base).reshape(self._rows_on_disk[partition], *dtype.shape))
-            whole = arrays[0] if len(arrays) == 1 else np.concatenate([np.zeros(0, dtype), *arrays])
+                arrays.insert(0, np.fromfile(path, dtype).reshape(self._rows_on_disk[partition], *shape))
+            whole = arrays[0] if len(arrays) == 1 else np.concatenate([np.zeros((0, *shape), dtype), *arrays])
             columns.append(whole)
         return columns
 
@@ -136,12 +139,12 @@ class Spill:
         """The columns of one partition as mapped files; what is in memory goes to disk first."""
         self._flush()
         columns: list[NDArray[Any]] = []
-        for number, dtype in enumerate(self._dtypes):
-            shape = (self.num_rows[partition], *dtype.shape)
+        for number, (dtype, row_shape) in enumerate(self._kinds):
+            shape = (self.num_rows[partition], *row_shape)
             if 0 in shape:
-                columns.append(np.zeros(shape, dtype.base))
+                columns.append(np.zeros(shape, dtype))
                 continue
-            mapped = np.memmap(self._path(partition, number), dtype.base, "r+", shape=shape)
+            mapped = np.memmap(self._path(partition, number), dtype, "r+", shape=shape)
             columns.append(mapped.view(np.ndarray))
         return columns
 
@@ -151,7 +154,7 @@ class Spill:
         self._parts[partition] = []
         self.num_rows[partition] = 0
         if self._rows_on_disk[partition]:
-            for number in range(len(self._dtypes)):
+            for number in range(len(self._kinds)):
                 self._path(partition, number).unlink(missing_ok=True)
         self._rows_on_disk[partition] = 0
 
@@ -160,10 +163,10 @@ class Spill:
 
     def _flush(self) -> None:
         for partition, parts in enumerate(self._parts):
-            for number, dtype in enumerate(self._dtypes) if parts else ():
+            for number, (dtype, _) in enumerate(self._kinds) if parts else ():
                 with self._path(partition, number).open("ab") as file:
                     for part in parts:
-                        rows = np.ascontiguousarray(part[number], dtype.base)
+                        rows = np.ascontiguousarray(part[number], dtype)
                         file.write(rows.data)
                         self.spilled_bytes += rows.nbytes
             self._rows_on_disk[partition] += sum(len(part[0]) for part in parts)

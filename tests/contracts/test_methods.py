@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +24,7 @@ from dataprep.dedup.config import DedupConfig
 from dataprep.dedup.signatures import load_signed
 from dataprep.dedup.spill import Workspace
 from dataprep.dedup.table import DocumentTable, SignedFile, make_table
-from dataprep.documents import Status
+from dataprep.documents import InputFile, Status
 from dataprep.kernels.documents import DocumentHasher
 
 
@@ -147,3 +151,35 @@ def test_opting_out_protects_both_ways(tmp_path: Path, method: str) -> None:
     assert {key[0] for key in outcome.witness} == {"b"}
     assert len(outcome.witness) == 10
     assert set(outcome.method.values()) == {method}
+
+
+LONG = " ".join(f"word{chr(97 + place // 26)}{chr(97 + place % 26)}" for place in range(80))
+RANKED = [
+    {"text": f"{LONG} end", "when": "2020-01-01", "score": 0.5},
+    {"text": f"{LONG} end of it", "when": "2019-01-01", "score": 0.25},
+    {"text": LONG, "when": "2024-05-06", "score": 0.5},
+    {"text": f"{LONG} and", "when": "2024-05-06", "score": -1.0},
+    {"text": f"{LONG} fin", "score": 0.75},
+]
+WINNERS = {"longest": 1, "first": 0, "newest": 3, "quality": 4}
+"""Which of five near copies stays; ties of date or score go to the longer one."""
+
+
+def test_every_keep_policy_has_its_winner() -> None:
+    (hint,) = (field.type for field in fields(DedupConfig) if field.name == "keep")
+    assert set(re.findall(r"['\"](\w+)['\"]", str(hint))) == WINNERS.keys()
+
+
+@pytest.mark.parametrize("keep", sorted(WINNERS))
+def test_keep_policies_keep_what_they_say(tmp_path: Path, keep: Any) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in RANKED))
+    fields_ = {"date_field": "when", "quality_field": "score"}
+    inputs = [InputFile("s", 0, str(tmp_path), "a.jsonl", **fields_)]
+    config = configuration(DedupConfig(keep=keep, max_removed_fraction=1.0))
+    outcome = run_stages(inputs, config, tmp_path / "work")
+    (winner,) = (key[2] for key, status in outcome.status.items() if status == Status.KEPT)
+    assert winner == WINNERS[keep]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": f"{LONG} nothing known"}) + "\n")
+    better = InputFile("t", -1, str(tmp_path), "b.jsonl", **fields_)
+    outcome = run_stages([*inputs, better], config, tmp_path / "ranked")
+    assert [key for key, status in outcome.status.items() if status == Status.KEPT] == [("t", "b.jsonl", 0)]
