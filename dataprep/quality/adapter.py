@@ -2,6 +2,12 @@
 
 Only classes that ``datatrove.pipeline.filters`` and ``datatrove.pipeline.formatters`` export are known: a configuration
 names no module and gives no code. A filter sees a ``Document`` with a text, an id and no metadata.
+
+What runs depends on what is installed. With datatrove alone: C4ParagraphFilter, RegexFilter, SamplerFilter,
+SymbolLinesFormatter, and PIIFormatter with empty replacements. With spaCy also C4QualityFilter, FineWebQualityFilter,
+GopherQualityFilter and GopherRepetitionFilter, and with its word list UnigramLogProbFilter. C4BadWordsFilter needs
+fasteners and its list, LanguageFilter and FastTextClassifierFilter need fasttext and a model; FTFYFormatter needs ftfy
+and texts that it leaves alone. Never: LambdaFilter (takes code), URLFilter (judges a url, and there is none).
 """
 
 from __future__ import annotations

@@ -490,21 +490,21 @@ def test_unigram_probabilities_come_from_the_file_that_is_there(
 
 @pytest.mark.usefixtures("english")
 def test_filters_that_shorten_compose_and_see_what_is_left(tmp_path: Path) -> None:
-    texts = ["== a ==\nKeep this ==\n-- b --\ntail é\n", "== only ==\n", "nothing here", "short\n==\nline"]
+    texts = ["== a ==\nKeep this ==\n-- b --\nx@y.org tail é\n", "== only ==\n", "nothing here", "short\n==\nline"]
     steps = [
         QualityStep(
             datatrove="SymbolLinesFormatter", options={"symbols_to_remove": ["=", " ", "a", "o", "n", "l", "y"]}
         ),
         QualityStep(filter="length", options={"min_bytes": 12}),
-        QualityStep(datatrove="PIIFormatter", options={"email_replacement": [""]}),
         QualityStep(datatrove="SymbolLinesFormatter", options={"symbols_to_remove": ["-", " ", "b"]}),
+        QualityStep(datatrove="PIIFormatter", options={"email_replacement": [""]}),
     ]
     with pytest.raises(ConfigError):
         check_steps([*steps, QualityStep(datatrove="SymbolLines")])
     inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": texts}, 0)})
     folder = screen(tmp_path, inputs, steps)
     assert outcome(folder, texts) == [
-        ("", "Keep this ==\ntail é"),
+        ("", "Keep this ==\n tail é"),
         ("SymbolLinesFormatter: nothing left", texts[1]),
         ("", texts[2]),
         ("length: min_bytes", texts[3]),
@@ -515,7 +515,8 @@ def test_filters_that_shorten_compose_and_see_what_is_left(tmp_path: Path) -> No
     assert report["kept"] == {"documents": 2, "bytes": sizes[0] + sizes[2]}
     assert report["dropped"]["length"] == {"min_bytes": {"documents": 1, "bytes": sizes[3]}}
     assert report["cut"] == {
-        "SymbolLinesFormatter": {"documents": 1, "bytes": sizes[0] - len("Keep this ==\ntail é".encode())}
+        "SymbolLinesFormatter": {"documents": 1, "bytes": len("== a ==\n" + "-- b --\n" + "\n")},
+        "PIIFormatter": {"documents": 1, "bytes": len("x@y.org")},
     }
 
 
