@@ -7,7 +7,6 @@ bits. A missing or unreadable value ranks lowest.
 
 from __future__ import annotations
 
-import calendar
 import json
 import math
 import re
@@ -24,6 +23,8 @@ __all__ = ["NO_KEY", "date_key", "order_field", "order_keys", "quality_key"]
 
 NO_KEY = -(1 << 63)
 """Key of a document without a readable value."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _PARTIAL_DATE = re.compile(r"\d{4}(-\d{2})?", re.ASCII)
 
 
@@ -33,14 +34,15 @@ def date_key(value: object) -> int:
         return value if abs(value) < 1 << 62 else NO_KEY
     if not isinstance(value, str):
         return NO_KEY
-    if _PARTIAL_DATE.fullmatch(value):
+    if len(value) in (4, 7) and _PARTIAL_DATE.fullmatch(value):
         value = f"{value}-01" if len(value) == 7 else f"{value}-01-01"
     try:
         moment = datetime.fromisoformat(value)
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return NO_KEY
-    return calendar.timegm(moment.timetuple())
+    since = moment - _EPOCH
+    return since.days * 86_400 + since.seconds  # rounded down, also before 1970
 
 
 def quality_key(value: object) -> int:
@@ -80,7 +82,8 @@ def order_keys(extra_N: tuple[bytes, ...] | None, count: int, keep: str) -> tupl
 
 
 def _parse(value: bytes) -> object:
+    """The JSON value; None for none, NaN, the infinities, and what is no JSON."""
     try:
-        return json.loads(value, parse_constant=lambda _: None) if value else None
-    except ValueError:  # deep or odd values that the scanner let pass outside the text
+        return _DECODER.decode(value.decode()) if value else None
+    except ValueError:
         return None

@@ -58,7 +58,6 @@ DOCUMENT_DTYPE = np.dtype(
     ]
 )
 """One document; ``order_key`` ranks it by the keep policy (larger is better, 0 unless ``newest`` or ``quality``)."""
-_LOW_64 = (1 << 64) - 1
 
 
 def text_stamp() -> dict[str, Any]:
@@ -89,10 +88,9 @@ def _content_hashes(text: pa.LargeStringArray) -> NDArray[np.uint64]:
     texts = text_buffers(text)
     view = memoryview(texts.data.data)
     stops = texts.offset_N.tolist()
-    digest = xxhash.xxh3_128_intdigest
-    digests = [digest(view[start:stop]) for start, stop in pairwise(stops)]
-    low = np.fromiter((value & _LOW_64 for value in digests), np.uint64, len(digests))
-    return np.stack((low, np.fromiter((value >> 64 for value in digests), np.uint64, len(digests))), axis=1)
+    digest = xxhash.xxh3_128_digest  # the high half first, both big-endian
+    halves = b"".join([digest(view[start:stop]) for start, stop in pairwise(stops)])
+    return np.frombuffer(halves, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
 
 
 def _rows(batch: DocumentBatch, num_shingles_N: NDArray[np.int64], order_key_N: NDArray[np.int64]) -> NDArray[Any]:
