@@ -61,8 +61,9 @@ def seen_probability(similarity: float, max_distance: int) -> float:
 
     Each bit is the sign of a sum over shingles; for two sets of one size the sums correlate by 2 J / (1 + J), the share
     of one set that both hold, so a bit differs with probability arccos(2 J / (1 + J)) / pi (Charikar 2002) and the
-    distance is binomial. For documents of many shingles; short ones scatter more, and real pairs do better where
-    what differs repeats (a test compares the model with random sets).
+    distance is binomial. A test compares the model with random sets. Of 700 files of a Python installation and edits of
+    theirs (words replaced, passages deleted; 6,550 pairs) 2 % were within 3 bits at J = 0.79 (model 1 %), 15 % at 0.90
+    (9 %), 37 % at 0.945 (28 %), 61 % at 0.97 (57 %), 85 % at 0.99 (84 %): repetitions favour them a little.
     """
     differs = math.acos(min(1.0, 2.0 * similarity / (1.0 + similarity))) / math.pi
     return float(
