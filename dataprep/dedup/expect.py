@@ -11,8 +11,8 @@ are not over ``max_bucket``:
 * ``exact`` sees equal bytes, which J does not say; it has no column.
 
 Removed: ``leader`` removes what it sees from the threshold on and nothing below. ``estimate`` removes what it sees and
-whose signatures agree in at least the threshold's share of rows. ``union_find`` removes what shares a band, and through
-chains more than that.
+whose signatures agree in at least the threshold's share of rows. ``union_find`` removes what shares a band of
+``minhash``, and through chains more than that; what other methods see is verified as by ``leader``.
 """
 
 from __future__ import annotations
@@ -82,15 +82,16 @@ def _row(similarity: float, config: DedupConfig) -> RemovalRow:
         by_simhash = seen["simhash"] = seen_probability(similarity, config.simhash.max_distance)
         unseen *= 1.0 - by_simhash
     together = 1.0 - unseen
-    if config.decision == "union_find":
-        removed = seen.get("minhash", 0.0)
+    verified = similarity >= config.threshold
+    if config.decision == "union_find" and "minhash" in config.methods:
+        removed = together if verified else seen["minhash"]
     elif config.decision == "estimate":
         least = math.ceil(config.threshold * minhash.num_permutations - 1e-9)
         agrees = float(_binomial(minhash.num_permutations, similarity)[least:].sum())
         in_band = band_probability(similarity, minhash, least) if "minhash" in config.methods else 0.0
         removed = in_band + (agrees - in_band) * by_simhash
     else:
-        removed = together if similarity >= config.threshold else 0.0
+        removed = together if verified else 0.0
     return {"similarity": similarity, "seen": seen, "seen_together": together, "removed": min(1.0, removed)}
 
 
@@ -125,7 +126,7 @@ def _notes(config: DedupConfig) -> list[str]:
         )
     if "simhash" in config.methods:
         notes.append("simhash: modelled for long documents, not measured")
-    if config.decision == "leader":
+    if config.decision == "leader" or (config.decision == "union_find" and "minhash" not in config.methods):
         notes.append(f"leader: every removal is verified at J >= {config.threshold:g}; nothing below is removed")
     elif config.decision == "estimate":
         notes.append(f"estimate: by agreement of signatures >= {config.threshold:g}; nothing is verified")

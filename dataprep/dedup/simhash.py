@@ -3,7 +3,7 @@
 The 64 bits are cut into five blocks; three differing bits touch at most three of them, so at least two blocks agree,
 and one of the ten tables keyed by two blocks (25 or 26 bits) holds both documents in one bucket: nothing within the
 distance is missed (Manku, Jain, Das Sarma 2007, section 3). What shares a bucket at a larger distance is for the
-caller to drop (``distances``), before or instead of a comparison of shingle sets.
+caller to drop before shingle sets are compared.
 
 It is a test for almost identical documents, no substitute for MinHash: see ``seen_probability``. Shapes: N documents.
 """
@@ -22,7 +22,7 @@ from .config import DedupConfig
 if TYPE_CHECKING:
     from .table import SignedColumns
 
-__all__ = ["MOST_BITS", "NUM_TABLES", "block_keys", "distances", "keys", "seen_probability", "seen_table"]
+__all__ = ["MOST_BITS", "NUM_TABLES", "block_keys", "keys", "seen_probability", "seen_table"]
 
 MOST_BITS = 3
 """The largest Hamming distance at which the tables miss nothing."""
@@ -46,14 +46,6 @@ def block_keys(simhash_N: NDArray[np.uint64], table: int) -> NDArray[np.uint64]:
 def keys(columns: SignedColumns, band: int, config: DedupConfig) -> NDArray[np.uint64]:
     """Keys of one band over signed columns; ``config`` plays no part: the tables serve every distance up to three."""
     return block_keys(columns.simhash_N, band)
-
-
-def distances(first_N: NDArray[np.uint64], second_N: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Hamming distances (int64, N) of two arrays of fingerprints."""
-    differing = np.ascontiguousarray(first_N ^ second_N)
-    bits_N64 = np.unpackbits(differing.view(np.uint8).reshape(-1, 8), axis=1)
-    distance_N: NDArray[np.int64] = bits_N64.sum(axis=1, dtype=np.int64)
-    return distance_N
 
 
 def seen_probability(similarity: float, max_distance: int) -> float:

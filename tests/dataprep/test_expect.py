@@ -51,6 +51,14 @@ def test_union_find_follows_the_curve_and_estimate_the_binomial_tail() -> None:
     assert rows[-1]["removed"] == pytest.approx(1.0)
 
 
+def test_union_find_verifies_what_simhash_sees_alone() -> None:
+    rows = removal_rows(replace(BOTH, decision="union_find"))
+    for row in rows:
+        assert row["removed"] == (row["seen_together"] if row["similarity"] >= 0.8 else row["seen"]["minhash"])
+    only = removal_rows(DedupConfig(methods=("simhash",), decision="union_find"))
+    assert [row["removed"] for row in only] == [r["removed"] for r in removal_rows(DedupConfig(methods=("simhash",)))]
+
+
 def test_simhash_is_a_column_of_its_own_and_adds_to_the_whole() -> None:
     for row in removal_rows(BOTH):
         assert row["seen"]["simhash"] == seen_probability(row["similarity"], 3)

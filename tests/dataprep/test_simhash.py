@@ -14,7 +14,6 @@ from dataprep.dedup.simhash import (
     MOST_BITS,
     NUM_TABLES,
     block_keys,
-    distances,
     seen_probability,
     seen_table,
 )
@@ -123,13 +122,6 @@ def test_tables_do_not_share_keys_and_use_all_bits() -> None:
         flipped = value ^ (np.uint64(1) << np.uint64(bit))
         changed = sum(block_keys(value, t)[0] != block_keys(flipped, t)[0] for t in range(NUM_TABLES))
         assert changed == 4, "each block lies in four tables"
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(uint64s, uint64s), max_size=20))
-def test_distances(pairs: list[tuple[int, int]]) -> None:
-    first, second = (np.array([pair[side] for pair in pairs], np.uint64) for side in (0, 1))
-    assert distances(first, second).tolist() == [(a ^ b).bit_count() for a, b in pairs]
 
 
 def test_the_model_of_what_is_seen_agrees_with_random_sets() -> None:
