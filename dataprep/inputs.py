@@ -46,7 +46,7 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     inputs = []
     for name, source in config.sources.items():
         root = base / source.root
-        opt_out = (*source.opt_out, *(config.dedup.methods if "dedup" in source.opt_out else ()))
+        opt_out = [m for name in source.opt_out for m in (config.dedup.methods if name == "dedup" else (name,))]
         for relative in _relative_paths(name, source, root):
             _check_not_own(name, root / relative, own)
             inputs.append(
