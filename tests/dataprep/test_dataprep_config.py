@@ -65,7 +65,7 @@ def test_rank_overrides_place() -> None:
         ("pack.seq_len=0", "seq_len: from 8"),
         ("shards.size_bytes=4294967296", "size_bytes: from 1"),
         ("run.workers=0", "workers: from 1"),
-        ("run.memory=4", "memory: a whole number with MB"),
+        ("run.memory=4XB", "memory: a whole number with MB"),
         ("run.memory=1MB", "at least 64MiB"),
         ("dedup.keep=newest", "keep: newest needs a source that names its date field"),
         ("quality=[{filter: periodic}, {filter: periodic}]", "'periodic' twice"),
