@@ -193,8 +193,9 @@ class _Decider:
         if self.holdout.fraction > 0 and count:
             parent_L = np.arange(count, dtype=np.int32)
             linking = self._rules(group, self.holdout.linked_at)
-            for first in range(0, count, step):
-                link_kept(group.buckets, linking, own, fates, parent_L, (first, min(count, first + step)))
+            last = int(np.searchsorted(self.heads[group.head_L], len(self.table.head_N) - self.table.num_planted))
+            for first in range(0, last, step):
+                link_kept(group.buckets, linking, own, fates, parent_L, (first, min(last, first + step)))
                 forget_pages(own.value_S)
                 forget_pages(group.signature_LK)
             self.root_H[group.head_L] = group.head_L[_flat(parent_L)]
@@ -255,6 +256,7 @@ def _components(decider: _Decider) -> NDArray[np.int32]:
     kept_N = np.ones(count, np.bool_)
     kept_N[heads] = decider.fates.witness_L == NO_DOCUMENT
     kept_N &= kept_N[table.head_N]
+    kept_N[count - table.num_planted :] = False
     kept = np.flatnonzero(kept_N)
     kept = kept[np.argsort(table.text_N[kept], kind="stable")]
     text_K = table.text_N[kept]
@@ -298,7 +300,7 @@ def decide(
     status_T = np.array([*(methods[name].status for name in names), Status.KEPT], np.uint8)
     status_N = np.where(kept_N, np.uint8(Status.KEPT), status_T[whole.method_L]).astype(np.uint8)
     figures = {
-        "documents": len(status_N) - table.num_earlier,
+        "documents": len(status_N) - table.num_earlier - table.num_planted,
         "candidate_documents": decider.num_candidates,
         "signatures_compared": int(whole.state[0]),
         "similarities": int(whole.state[1]),

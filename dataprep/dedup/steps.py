@@ -29,6 +29,7 @@ source over ``max_reject_fraction`` or ``max_removed_fraction``, or without any 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from ..formats import FileSummary, ReadOptions
 from ..holdout import hold_out
 from ..tables import write_batches
 from . import METHODS, outputs, signatures
+from .canary import NO_CANARIES, plant
 from .candidates import CandidateReader, SignedReader
 from .config import DecideConfig, SignConfig
 from .decide import Decision, Reads, decide, pair_methods
@@ -136,21 +138,7 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         outputs.check_rejects(self.inputs, summaries, config.ingest)
         load = lru_cache(_CACHED_FILES)(lambda file: signatures.load_signed(self.signed, file, dedup))
         screens = Screens(self.screens, [summary.num_records for summary in summaries])
-        if self.indexes and dedup.decision == "union_find":
-            raise ConfigError(
-                "TR-DEDUP-AGAINST",
-                "clusters know no document that stays whatever happens",
-                "dedup.against",
-                "decision leader or estimate",
-            )
-        earlier = [load_index(place, dedup) for place in self.indexes]
-        table = make_table(self.inputs, load, dedup, pair_methods(METHODS, dedup), screens.took, earlier)
-        reads = Reads(
-            SignedReader(table, load, earlier),
-            CandidateReader(self.inputs, summaries, table, self._options(), earlier),
-        )
-        decision = decide(table, METHODS, (dedup, config.holdout), reads, workspace)
-        id_P = _all_ids(self.inputs, load, earlier, config.salt)
+        table, decision, id_P = self._decided(summaries, load, screens, workspace)
         fates = _Fates(self, load, (table, decision, id_P), screens)
         for name, superseding in (("removed", False), ("superseded", True)):
             rows = fates.removal_rows(superseding)
@@ -166,8 +154,43 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         self.stat_update("documents", value=decision.figures["documents"], unit="job")
         self.stat_update("kept", value=sum(count["kept"] for count in counts.counts.values()), unit="job")
 
-    def _options(self) -> ReadOptions:
-        return ReadOptions(line_limit_bytes=self.config.ingest.line_limit_bytes)
+    def _decided(
+        self,
+        summaries: Sequence[FileSummary],
+        load: Callable[[int], SignedFile],
+        screens: Screens,
+        workspace: Workspace,
+    ) -> tuple[DocumentTable, Decision, NDArray[np.uint64]]:
+        """The table, what was decided of it, and the ids of all documents by position."""
+        config, dedup = self.config, self.config.dedup
+        if self.indexes and dedup.decision == "union_find":
+            raise ConfigError(
+                "TR-DEDUP-AGAINST",
+                "clusters know no document that stays whatever happens",
+                "dedup.against",
+                "decision leader or estimate",
+            )
+        earlier = [load_index(place, dedup) for place in self.indexes]
+        id_P = _all_ids(self.inputs, load, earlier, config.salt)
+        canaries = NO_CANARIES
+        if dedup.canary and dedup.decision != "union_find":
+            new_id_P = id_P[sum(len(index.documents) for index in earlier) :]
+            canaries = plant(self.inputs, config, load, screens.took, new_id_P)
+        inputs = (*self.inputs, *canaries.inputs)
+        load_any = canaries.behind(len(self.inputs), load)
+
+        def took(file: int) -> NDArray[np.bool_] | None:
+            return screens.took(file) if file < len(self.inputs) else None
+
+        table = make_table(inputs, load_any, dedup, pair_methods(METHODS, dedup), took, earlier)
+        table = replace(table, num_planted=len(canaries.inputs))
+        options = ReadOptions(line_limit_bytes=config.ingest.line_limit_bytes)
+        read_sets = CandidateReader(self.inputs, summaries, table, options, earlier)
+        reads = Reads(SignedReader(table, load_any, earlier), canaries.with_sets(table, read_sets))
+        decision = decide(table, METHODS, (dedup, config.holdout), reads, workspace)
+        if dedup.canary:
+            decision.figures["canaries"] = canaries.check(table, decision, dedup)
+        return table, decision, id_P
 
     def _reject_rows(self) -> Iterator[pa.RecordBatch]:
         for file in outputs.file_order(self.inputs):
@@ -196,10 +219,11 @@ class _Fates:
     ) -> None:
         table, decision, id_P = decided
         self._inputs, self._load, self._table, self._screens = step.inputs, load, table, screens
-        going = table.number_P >= 0
+        number_P = table.number_P[: len(id_P)]
+        going = number_P >= 0
         id_N = np.zeros(len(table.file_N), np.uint64)
         id_N[: table.num_earlier] = id_P[: table.num_earlier]
-        id_N[table.number_P[going]] = id_P[going]
+        id_N[number_P[going]] = id_P[going]
         self._id_P = id_P
         component_N = decision.component_N.astype(np.int64)
         fraction = step.config.holdout.fraction

@@ -112,6 +112,7 @@ class DocumentTable:
         start_F: int64, where each file's positions begin (F + 1 of them).
         num_earlier: E.
         place_F: int64, place of each file in the order of (source, path).
+        num_planted: so many last documents are canaries: they can be removed, but link nothing.
         keep: the policy behind ``order_key_N`` and the order of one source's documents.
     """
 
@@ -131,6 +132,7 @@ class DocumentTable:
     num_earlier: int
     place_F: NDArray[np.int64]
     keep: str
+    num_planted: int = 0
 
     def outranks(self, document_C: NDArray[np.int32], earlier_C: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each document is better than an earlier one by source rank and keep policy alone; False where the
