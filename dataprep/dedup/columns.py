@@ -107,40 +107,48 @@ class ColumnWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-def map_column(path: Path, part: dict[str, Any], bare: np.dtype[Any] | None = None) -> NDArray[Any]:
+def map_column(
+    path: Path, part: dict[str, Any], bare: np.dtype[Any] | None = None, *, verify: bool = True
+) -> NDArray[Any]:
     """A column as a read-only map of its file, after all its bytes have been verified in pieces of 4 MiB.
+
+    A map holds a file descriptor: callers of many files map them again instead of keeping them all.
 
     Args:
         path: the file.
         part: what ``ColumnWriter.finish`` said of it.
         bare: type of its rows if it has no header.
+        verify: False where this process has verified the bytes before; the size is compared all the same.
 
     Raises:
         DamageError: missing, of another size, other bytes, or no such column; names the file.
     """
-    digest = xxhash.xxh3_128()
     try:
-        with open(path, "rb", buffering=0) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes == part["size_bytes"]:
-                header = b"" if bare is not None else file.read(_HEADER_BYTES)
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                digest.update(header)
-    except OSError as error:
-        raise DamageError("TR-DEDUP-DAMAGED", f"cannot read the file: {error.strerror}", str(path)) from error
-    if size_bytes != part["size_bytes"]:
-        raise DamageError(
-            "TR-DEDUP-DAMAGED", f"the file has {size_bytes:,} bytes", str(path), f"{part['size_bytes']:,} bytes"
-        )
-    if digest.hexdigest() != part["digest"]:
-        raise DamageError(
-            "TR-DEDUP-DAMAGED", "not the bytes that were written", str(path), f"xxh3-128 {part['digest']}"
-        )
-    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != part["size_bytes"]:
+            raise DamageError(
+                "TR-DEDUP-DAMAGED", f"the file has {size_bytes:,} bytes", str(path), f"{part['size_bytes']:,} bytes"
+            )
+        if verify and _digest_of(path, 0 if bare is not None else _HEADER_BYTES) != part["digest"]:
+            raise DamageError(
+                "TR-DEDUP-DAMAGED", "not the bytes that were written", str(path), f"xxh3-128 {part['digest']}"
+            )
         if bare is not None:
             return np.asarray(np.memmap(path, bare, "r")) if size_bytes else np.zeros(0, bare)
         mode: Any = "r" if size_bytes > _HEADER_BYTES else None  # nothing cannot be mapped
         return np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
+    except OSError as error:
+        raise DamageError("TR-DEDUP-DAMAGED", f"cannot read the file: {error.strerror}", str(path)) from error
     except ValueError as error:
         raise DamageError("TR-DEDUP-DAMAGED", f"not a column: {error}", str(path)) from error
+
+
+def _digest_of(path: Path, header_bytes: int) -> str:
+    """The digest of a column's file: its rows, then its header."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        header = file.read(header_bytes)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    digest.update(header)
+    return digest.hexdigest()

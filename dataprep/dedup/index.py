@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ INDEX_DTYPE = np.dtype(
 )
 """One document: its id, its source (place in ``Index.sources``), and what ``DOCUMENT_DTYPE`` says of it."""
 _SET_DTYPE = np.dtype("<u8")
-_GATHER_ROWS = 1 << 14
+_GATHER_ROWS = 1 << 16
+_OPEN_FILES = 64
 _GATHER_VALUES = 1 << 20
 _COPIED = ("size_bytes", "hash_low", "hash_high", "num_shingles", "order_key")
 _NO_PAIRS = frozenset({"ngram"})
@@ -117,9 +119,10 @@ def index_stamp(config: DedupConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The kept documents of a job: files and rows in reading order, ``order_N`` = their reading places, best first."""
+    """The kept documents of a job: files and rows in reading order, ``order_N`` = their reading places, best first;
+    ``load`` maps the signed columns of a file, the latest few of which stay open."""
 
-    signed: list[SignedFile]
+    load: Callable[[int], SignedFile]
     keep_FR: list[NDArray[np.bool_]]
     file_N: NDArray[np.int32]
     row_N: NDArray[np.int64]
@@ -187,10 +190,10 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         return [by_name[name] for name in sorted(by_name)]
 
     def _kept(self) -> _Kept:
-        signed, keep_FR, files, rows, ranks = [], [], [], [], []
+        keep_FR, files, rows, ranks = [], [], [], []
+        dedup = self.config.dedup
         for file in range(len(self.inputs)):
-            signed.append(load_signed(self.signed, file, self.config.dedup))
-            record_N = signed[file].documents["record"]
+            record_N = load_signed(self.signed, file, dedup).documents["record"]
             status_R = _load_array(self.status / f"status.{file:05d}.npy", load_summary(self.signed, file).num_records)
             rank_N = _load_array(self.decided / f"rank.{file:05d}.npy", len(record_N))
             keep_R = (status_R == Status.KEPT) | (status_R == Status.HELD_OUT)
@@ -204,18 +207,19 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         if (np.diff(rank_N[order_N]) <= 0).any() or (rank_N < 0).any():
             raise DamageError("TR-INDEX-RANKS", "kept documents without a priority of their own", str(self.decided))
         file_N = np.concatenate([np.zeros(0, np.int32), *files])
-        return _Kept(signed, keep_FR, file_N, np.concatenate([np.zeros(0, np.int64), *rows]), order_N)
+        load = lru_cache(_OPEN_FILES)(lambda file: load_signed(self.signed, file, dedup, verify=False))
+        return _Kept(load, keep_FR, file_N, np.concatenate([np.zeros(0, np.int64), *rows]), order_N)
 
     def _write_columns(self, folder: Path, kept: _Kept) -> dict[str, dict[str, Any]]:
-        """Everything but the sets, gathered from the signed files a few thousand documents at a time."""
+        """Everything but the sets, gathered from the signed files 65,536 documents at a time."""
         config = self.config.dedup
         columns: dict[str, tuple[np.dtype[Any], tuple[int, ...], Callable[[int, NDArray[np.int64]], NDArray[Any]]]]
         columns = {"documents": (INDEX_DTYPE, (), lambda file, row_N: self._rows(kept, file, row_N))}
         if "minhash" in config.methods:
             shape = (config.minhash.num_permutations,)
-            columns["signatures"] = (np.dtype("<u4"), shape, lambda f, row_N: _take(kept.signed[f].signature_NK, row_N))
+            columns["signatures"] = (np.dtype("<u4"), shape, lambda f, row_N: _take(kept.load(f).signature_NK, row_N))
         if "simhash" in config.methods:
-            columns["simhash"] = (np.dtype("<u8"), (), lambda f, row_N: _take(kept.signed[f].simhash_N, row_N))
+            columns["simhash"] = (np.dtype("<u8"), (), lambda f, row_N: _take(kept.load(f).simhash_N, row_N))
         parts = {}
         for name, (dtype, row_shape, rows_of) in columns.items():
             with ColumnWriter(folder / f"{name}.npy", dtype, row_shape) as writer:
@@ -231,7 +235,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
 
     def _rows(self, kept: _Kept, file: int, row_N: NDArray[np.int64]) -> NDArray[Any]:
         """Rows of ``INDEX_DTYPE`` of some documents of one file."""
-        signed = kept.signed[file].documents[row_N]
+        signed = kept.load(file).documents[row_N]
         inputs = self.inputs[file]
         rows = np.zeros(len(row_N), INDEX_DTYPE)
         rows["id"] = document_ids(inputs.source, inputs.path, signed["record"], self.config.salt)

@@ -234,13 +234,14 @@ def load_rejects(folder: Path, file: int) -> NDArray[Any]:
     return array
 
 
-def load_signed(folder: Path, file: int, config: DedupConfig | None = None) -> SignedFile:
+def load_signed(folder: Path, file: int, config: DedupConfig | None = None, *, verify: bool = True) -> SignedFile:
     """Documents, signatures and fingerprints of a signed file, verified and mapped (read-only).
 
     Args:
         folder: of the signing stage.
         file: index of the file.
         config: if given, signatures of other parameters are refused.
+        verify: False where this process has verified the same files before (see ``map_column``).
 
     Raises:
         DamageError: missing or damaged, naming the file.
@@ -251,7 +252,9 @@ def load_signed(folder: Path, file: int, config: DedupConfig | None = None) -> S
         found = record["stamp"]["signatures"]
         _check_same(_path(folder, "file", file), "signature parameters", found, signature_stamp(config))
     parts: dict[str, NDArray[Any]] = {
-        kind: map_column(_path(folder, kind, file), part) for kind, part in record["parts"].items() if kind != "rejects"
+        kind: map_column(_path(folder, kind, file), part, verify=verify)
+        for kind, part in record["parts"].items()
+        if kind != "rejects"
     }
     if parts["documents"].dtype != DOCUMENT_DTYPE:
         raise DamageError("TR-DEDUP-DAMAGED", "rows of another form", str(_path(folder, "documents", file)))

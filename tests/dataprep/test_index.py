@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,19 @@ def test_an_index_of_a_real_decision_in_its_priority_order(tmp_path: Path) -> No
     assert order == sorted(order)
     assert index.simhash_N is not None
     assert len(index.simhash_N) == len(kept)
+
+
+def test_many_files_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_OPEN_FILES", 4)
+    config = config_of()
+    texts = near_copies(random.Random(1), 40)
+    inputs = write_sources(tmp_path / "text", {"s": Source({f"{i:02d}.jsonl": [t] for i, t in enumerate(texts)}, 0)})
+    list(SignDocuments(inputs, SignConfig(config.ingest, config.dedup), tmp_path / "signed").run())
+    order = decide(inputs, tmp_path / "signed", tmp_path / "decided")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 25, hard))
+    try:
+        list(WriteIndex(inputs, config, tmp_path / "signed", tmp_path / "decided", tmp_path / "stage").run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(load_index(tmp_path / "stage/index", config.dedup).documents) == len(order) > 20
