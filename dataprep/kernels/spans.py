@@ -6,7 +6,12 @@ ones (winnowing: Schleimer, Wilkerson, Aiken, SIGMOD 2003). The window of an n-g
 is least, and where, depends on the n-gram's own tokens alone: equal n-grams have equal anchors at equal places. The
 last of equal ones also makes periodic text cheap: the least hash is always recent, and no window is searched again.
 
-Shapes: N documents of a batch, T tokens, A anchors (of all documents), P passages, G n-grams (rows), C covered ones.
+The n-grams of one anchor, all of which hold it, are a stretch of at most ``n - g + 1``, about 13 for n = 50. Where all
+stretches with equal anchors are equal from their first to their last token, an n-gram of one occurs in the others at
+the same place and nowhere else; so one row stands for all n-grams of such a stretch. Only at the ends of repeated
+passages do stretches differ.
+
+Shapes: N documents of a batch, T tokens, A anchors (of all documents), P stretches, G rows, C covered ones.
 """
 
 from __future__ import annotations
@@ -18,16 +23,19 @@ from numpy.typing import NDArray
 
 from .documents import Buffers
 from .jit import helper, kernel
-from .located import split_located
+from .located import Tokens, split_located
 from .words import mix64, split_words
 
 __all__ = [
+    "MIXED",
     "OFFSET_BITS",
+    "REPEATED",
     "Anchors",
     "GramRule",
     "Grams",
-    "Passages",
+    "Stretches",
     "cover",
+    "distinct_anchors",
     "find_anchors",
     "first_occurrences",
     "list_grams",
@@ -38,6 +46,9 @@ __all__ = [
 
 OFFSET_BITS = 29
 """A key is (number of a document << 29) | word offset: a text has at most 2^30 bytes, so fewer than 2^29 words."""
+
+REPEATED, MIXED = 1, 2
+"""What is known of an anchor, as bits: it occurs more than once; with different stretches."""
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _OFFSET_BITS = np.uint64(OFFSET_BITS)
@@ -54,31 +65,37 @@ class GramRule(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """Anchors of N documents one after another: ``hash_A`` uint64; ``first_A`` uint32, the first n-gram of the
-    document whose anchor it is (it stays so until the next one's); ``count_N`` int64, how many each document has."""
+    """Anchors of N documents one after another: ``hash_A`` uint64; ``stretch_A`` uint64, hash of all tokens of its
+    n-grams; ``first_A`` uint32, the first n-gram of the document whose anchor it is (it stays so until the next
+    one's); ``count_N`` int64, how many each document has."""
 
     hash_A: NDArray[np.uint64]
+    stretch_A: NDArray[np.uint64]
     first_A: NDArray[np.uint32]
     count_N: NDArray[np.int64]
 
 
-class Passages(NamedTuple):
-    """N-grams wanted: of document ``d`` those from ``first_P`` to ``stop_P`` (uint32) of the passages
-    ``start_N[d] .. start_N[d + 1]`` (int64); ``number_N`` uint64 numbers the documents within their file."""
+class Stretches(NamedTuple):
+    """N-grams wanted: of document ``d`` those from ``first_P`` to ``stop_P`` (uint32) of the stretches
+    ``start_N[d] .. start_N[d + 1]`` (int64). ``whole_P`` (bool): one row with ``hash_P`` (uint64) stands for all of
+    them. ``number_N`` uint64 numbers the documents within their file."""
 
     first_P: NDArray[np.uint32]
     stop_P: NDArray[np.uint32]
+    hash_P: NDArray[np.uint64]
+    whole_P: NDArray[np.bool_]
     start_N: NDArray[np.int64]
     number_N: NDArray[np.uint64]
 
 
 class Grams(NamedTuple):
-    """Rows of n-grams, all uint64: ``hash_G``; ``key_G`` (see ``OFFSET_BITS``); ``place_G``, first byte << 32 | end
-    of the last word's bytes."""
+    """Rows of n-grams: ``hash_G``, ``key_G`` (see ``OFFSET_BITS``) and ``place_G`` (first byte << 32 | end of the last
+    word's bytes) uint64; ``length_G`` uint16, how many n-grams one after another the row stands for."""
 
     hash_G: NDArray[np.uint64]
     key_G: NDArray[np.uint64]
     place_G: NDArray[np.uint64]
+    length_G: NDArray[np.uint16]
 
 
 def token_room(longest_bytes: int) -> int:
@@ -94,28 +111,42 @@ def _power(n: Any) -> Any:
     return value
 
 
+@helper
+def _close_stretch(scratch: Any, rule: GramRule, powers: Any, anchors: Anchors, bounds: Any) -> None:
+    """Hash the tokens of the n-grams ``bounds[1] .. bounds[2]`` into the stretch of anchor ``bounds[0]``."""
+    anchor, first, stop = bounds
+    size = stop - first + rule.n - 1
+    value = scratch[2, first + size] - scratch[2, first] * powers[size]
+    anchors.stretch_A[anchor] = mix64(value + np.uint64(size))
+
+
 @kernel
-def find_anchors(texts: Buffers, table: Any, rule: GramRule, token_T: Any, anchors: Anchors) -> Any:
-    """Anchors of N documents into ``anchors`` (room for one a token); their number. ``token_T`` and as many again
-    behind it are scratch: (2, T) uint64."""
+def find_anchors(texts: Buffers, table: Any, rule: GramRule, scratch: Any, anchors: Anchors) -> Any:
+    """Anchors of N documents into ``anchors`` (room for one a token); their number. ``scratch``: (3, T) uint64."""
     hash_A, first_A, count_N = anchors.hash_A, anchors.first_A, anchors.count_N
-    tokens, hashes = token_T[0], token_T[1]
+    tokens, hashes, prefix = scratch[0], scratch[1], scratch[2]
     g = rule.n // 2
     window = rule.n - g + 1
-    power = _power(g)
+    powers = np.empty(rule.n + window, np.uint64)
+    powers[0] = np.uint64(1)
+    for i in range(1, powers.shape[0]):
+        powers[i] = powers[i - 1] * _BASE
     total = np.int64(0)
     for d in range(count_N.shape[0]):
         before = total
         num_tokens = np.int64(split_words(texts.data, (texts.offset_N[d], texts.offset_N[d + 1]), table, tokens))
-        if num_tokens >= rule.n:
+        num_grams = num_tokens - rule.n + 1
+        if num_grams > 0:
             value = np.uint64(0)
-            for i in range(g):
+            prefix[0] = value
+            for i in range(num_tokens):
                 value = value * _BASE + tokens[i]
+                prefix[i + 1] = value
             least = np.uint64(0)
             place = -window
             last = -1
             for i in range(num_tokens - g + 1):
-                hashed = mix64(value ^ rule.salt)
+                hashed = mix64((prefix[i + g] - prefix[i] * powers[g]) ^ rule.salt)
                 hashes[i] = hashed
                 if hashed <= least or i == 0:
                     least, place = hashed, i
@@ -125,20 +156,46 @@ def find_anchors(texts: Buffers, table: Any, rule: GramRule, token_T: Any, ancho
                         if hashes[j] < least:
                             least, place = hashes[j], j
                 if i >= window - 1 and place != last:
+                    first = i - window + 1
+                    if total > before:
+                        _close_stretch(scratch, rule, powers, anchors, (total - 1, first_A[total - 1], first))
                     hash_A[total] = least
-                    first_A[total] = np.uint32(i - window + 1)
+                    first_A[total] = np.uint32(first)
                     total += 1
                     last = place
-                if i + g < num_tokens:
-                    value = value * _BASE + tokens[i + g] - tokens[i] * power
+            _close_stretch(scratch, rule, powers, anchors, (total - 1, first_A[total - 1], num_grams))
         count_N[d] = total - before
     return total
 
 
 @kernel
-def mark_repeated(hash_A: Any, repeated_S: Any, start_B: Any, flag_A: Any) -> None:
-    """Whether each of ``hash_A`` is among ``repeated_S`` (uint64, sorted) into ``flag_A`` (bool). ``start_B`` (int64)
-    is scratch; its length less one, a power of two, is the number of parts by top bits: one look-up each."""
+def distinct_anchors(anchor_2A: Any, order_A: Any, kind_A: Any, distinct_2S: Any, kind_S: Any) -> Any:
+    """Each distinct anchor, ascending, with one of its stretches into ``distinct_2S`` (2, S) uint64, and what is known
+    of it into ``kind_S`` (uint8: ``REPEATED``, ``MIXED``); their number. ``order_A`` (uint32) sorts the columns of
+    ``anchor_2A`` (2, A) and ``kind_A``, which say the same of parts; of length 0, ``kind_A`` says nothing yet."""
+    count = np.int64(0)
+    for i in range(order_A.shape[0]):
+        a = order_A[i]
+        hashed, stretch = anchor_2A[0, a], anchor_2A[1, a]
+        kind = kind_A[a] if kind_A.shape[0] > 0 else np.uint8(0)
+        if count > 0 and distinct_2S[0, count - 1] == hashed:
+            kind |= kind_S[count - 1] | np.uint8(REPEATED)
+            if distinct_2S[1, count - 1] != stretch:
+                kind |= np.uint8(MIXED)
+        else:
+            distinct_2S[0, count] = hashed
+            distinct_2S[1, count] = stretch
+            count += 1
+        kind_S[count - 1] = kind
+    return count
+
+
+@kernel
+def mark_repeated(hash_A: Any, repeated: Any, start_B: Any, flag_A: Any) -> None:
+    """For each of ``hash_A`` into ``flag_A`` (uint8): 0, or where it is among ``repeated[0]`` (uint64, sorted) what
+    ``repeated[1]`` (uint8) says. ``start_B`` (int64) is scratch; its length less one, a power of two, is the number of
+    parts by top bits: one look-up each."""
+    repeated_S, value_S = repeated
     bits = 0
     while (1 << bits) < start_B.shape[0] - 1:
         bits += 1
@@ -152,11 +209,11 @@ def mark_repeated(hash_A: Any, repeated_S: Any, start_B: Any, flag_A: Any) -> No
     for a in range(hash_A.shape[0]):
         value = hash_A[a]
         part = np.int64(value >> shift)
-        found = False
+        flag = np.uint8(0)
         for i in range(start_B[part], start_B[part + 1]):
             if repeated_S[i] == value:
-                found = True
-        flag_A[a] = found
+                flag = value_S[i]
+        flag_A[a] = flag
 
 
 @helper
@@ -184,45 +241,56 @@ def _is_space(data: Any, start: Any, stop: Any) -> Any:
     return True
 
 
-@kernel
-def list_grams(texts: Buffers, tables: Any, rule: GramRule, passages: Passages, state: Any, rows: Grams) -> Any:
-    """Rows of the n-grams of ``passages`` into ``rows`` until it is full; their number.
+@helper
+def _only_space_around(texts: Buffers, tokens: Tokens, num_tokens: Any, span: Any) -> Any:
+    start, stop = span
+    around = _is_space(texts.data, start, start + np.int64(tokens.start_T[0]))
+    return around and _is_space(texts.data, start + np.int64(tokens.stop_T[num_tokens - 1]), stop)
 
-    ``state`` (int64): next document, passage and n-gram; a later call goes on from there, and everything is done when
+
+@kernel
+def list_grams(texts: Buffers, tables: Any, rule: GramRule, stretches: Stretches, state: Any, rows: Grams) -> Any:
+    """Rows of the n-grams of ``stretches`` into ``rows`` until it is full; their number.
+
+    ``state`` (int64): next document, stretch and n-gram; a later call goes on from there, and everything is done when
     the first reaches N. ``tables``: (the table of ``normalize``, scratch ``Tokens``, ``words_N`` int64: the number of
     words of each document, or -1 if something besides words and white space lies before the first or after the last).
     """
     table, tokens, words_N = tables
-    hash_G, key_G, place_G = rows
     power = _power(rule.n)
     count = np.int64(0)
     for d in range(state[0], words_N.shape[0]):
-        start, stop = texts.offset_N[d], texts.offset_N[d + 1]
-        num_tokens = np.int64(split_located(texts.data, (start, stop), table, tokens))
+        span = (texts.offset_N[d], texts.offset_N[d + 1])
+        num_tokens = np.int64(split_located(texts.data, span, table, tokens))
         words_N[d] = num_tokens
-        if num_tokens > 0:
-            around = _is_space(texts.data, start, start + np.int64(tokens.start_T[0]))
-            if not (around and _is_space(texts.data, start + np.int64(tokens.stop_T[num_tokens - 1]), stop)):
-                words_N[d] = -1
-        for p in range(max(state[1], passages.start_N[d]), passages.start_N[d + 1]):
-            first = max(np.int64(passages.first_P[p]), state[2])
-            end = min(np.int64(passages.stop_P[p]), num_tokens - rule.n + 1)
+        if num_tokens > 0 and not _only_space_around(texts, tokens, num_tokens, span):
+            words_N[d] = -1
+        for p in range(max(state[1], stretches.start_N[d]), stretches.start_N[d + 1]):
+            first = max(np.int64(stretches.first_P[p]), state[2])
+            end = min(np.int64(stretches.stop_P[p]), num_tokens - rule.n + 1)
             state[2] = 0
+            step = np.int64(1)
             value = np.uint64(0)
-            if first < end:
+            if stretches.whole_P[p]:
+                step = end - first
+            elif first < end:
                 for i in range(first, first + rule.n):
                     value = value * _BASE + tokens.hash_T[i]
-            for i in range(first, end):
-                if count == hash_G.shape[0]:
+            i = first
+            while i < end:
+                if count == rows.hash_G.shape[0]:
                     state[0], state[1], state[2] = d, p, i
                     return count
-                hash_G[count] = mix64(value ^ rule.salt)
-                key_G[count] = (passages.number_N[d] << _OFFSET_BITS) | np.uint64(i)
-                last_byte = np.uint64(tokens.stop_T[i + rule.n - 1])
-                place_G[count] = (np.uint64(tokens.start_T[i]) << _THIRTY_TWO) | last_byte
+                whole = stretches.whole_P[p]
+                rows.hash_G[count] = stretches.hash_P[p] if whole else mix64(value ^ rule.salt)
+                rows.key_G[count] = (stretches.number_N[d] << _OFFSET_BITS) | np.uint64(i)
+                last_byte = np.uint64(tokens.stop_T[i + step + rule.n - 2])
+                rows.place_G[count] = (np.uint64(tokens.start_T[i]) << _THIRTY_TWO) | last_byte
+                rows.length_G[count] = np.uint16(step)
                 count += 1
-                if i + 1 < end:
-                    value = value * _BASE + tokens.hash_T[i + rule.n] - tokens.hash_T[i] * power
+                i += step
+                if i < end:
+                    value = value * _BASE + tokens.hash_T[i + rule.n - 1] - tokens.hash_T[i - 1] * power
     state[0], state[1] = words_N.shape[0], 0
     return count
 
@@ -269,13 +337,13 @@ def settle(hash_G: Any, key_G: Any, rank_D: Any, firsts: Any, witness_G: Any) ->
 def cover(rows: Any, witness_G: Any, scratch: Any, n: int, piece_6C: Any) -> Any:
     """Pieces of text that the n-grams with a witness cover into ``piece_6C`` (int64); their number.
 
-    ``rows``: (``key_G``, ``order_G`` uint32, ``place_G``): the n-gram of row ``i`` was the ``order_G[i]``-th to be
-    listed, and ``place_G`` is in the order of listing, by document and offset. ``scratch``: (uint64, int64) of G. A
-    piece is (document of the file, first word, end of words, first byte, end of bytes, witness): covered n-grams of
+    ``rows``: (``key_G``, ``order_G`` uint32, ``place_G``, ``length_G``): row ``i`` was the ``order_G[i]``-th to be
+    listed; places and lengths are in the order of listing, by document and offset. ``scratch``: (uint64, int64) of G.
+    A piece is (document of the file, first word, end of words, first byte, end of bytes, witness): covered n-grams of
     one witness one after another whose words overlap or touch. Where the next piece touches with its words, its bytes
     begin where these end, so that what lies between goes too.
     """
-    key_G, order_G, place_G = rows
+    key_G, order_G, place_G, length_G = rows
     key_L, witness_L = scratch
     for i in range(key_G.shape[0]):
         key_L[order_G[i]] = key_G[i]
@@ -297,6 +365,6 @@ def cover(rows: Any, witness_G: Any, scratch: Any, n: int, piece_6C: Any) -> Any
             piece_6C[3, count] = first_byte
             piece_6C[5, count] = witness
             count += 1
-        piece_6C[2, count - 1] = word + n
+        piece_6C[2, count - 1] = word + n - 1 + np.int64(length_G[i])
         piece_6C[4, count - 1] = np.int64(place_G[i] & _LOW_32)
     return count

@@ -18,7 +18,7 @@ from ..dedup.signatures import load_summary
 from ..documents import InputFile
 from ..formats import ReadOptions, read_file
 from ..kernels.documents import text_buffers
-from ..kernels.spans import Anchors, GramRule, find_anchors, token_room
+from ..kernels.spans import REPEATED, Anchors, GramRule, distinct_anchors, find_anchors, token_room
 from ..normalize import load_table
 from .store import (
     AppendedFiles,
@@ -30,6 +30,7 @@ from .store import (
     run_path,
     save_array,
     save_runs,
+    sorted_order,
 )
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AnchorFinder", "Run", "find_repeats", "gram_rule", "list_anchors", "read_options"]
 
-_RUN_BYTES = 64
+_RUN_BYTES = 96
 """Memory that an anchor of a run takes at most, with the scratch of sorting it."""
-_MERGE_BYTES = 48
+_MERGE_BYTES = 64
 _LEAST_RUN = 16
 _MOST_BATCH_BYTES = 4 << 20
 
@@ -65,14 +66,14 @@ def read_options(config: DecideConfig, memory_bytes: int) -> ReadOptions:
 
 
 class AnchorFinder:
-    """Anchors of Arrow texts, with scratch memory that is reused: 14 bytes a byte of the largest batch at most, of
+    """Anchors of Arrow texts, with scratch memory that is reused: 22 bytes a byte of the largest batch at most, of
     which pages are touched only as far as there are words."""
 
     def __init__(self, rule: GramRule) -> None:
         self._rule = rule
         self._table = load_table()
-        self._token_T = np.empty((2, 0), np.uint64)
-        self._hash_A = np.empty(0, np.uint64)
+        self._scratch = np.empty((3, 0), np.uint64)
+        self._hash_2A = np.empty((2, 0), np.uint64)
         self._first_A = np.empty(0, np.uint32)
 
     def find(self, text: pa.LargeStringArray) -> Anchors:
@@ -81,13 +82,14 @@ class AnchorFinder:
         sizes = np.diff(texts.offset_N)
         longest = token_room(int(sizes.max(initial=0)))
         room = token_room(int(sizes.sum()))
-        if self._token_T.shape[1] < longest:
-            self._token_T = np.empty((2, longest), np.uint64)
-        if len(self._hash_A) < room:
-            self._hash_A, self._first_A = np.empty(room, np.uint64), np.empty(room, np.uint32)
-        found = Anchors(self._hash_A, self._first_A, np.empty(len(text), np.int64))
-        count = find_anchors(texts, self._table, self._rule, self._token_T, found)
-        return Anchors(self._hash_A[:count], self._first_A[:count], found.count_N)
+        if self._scratch.shape[1] < longest:
+            self._scratch = np.empty((3, longest), np.uint64)
+        if len(self._first_A) < room:
+            self._hash_2A, self._first_A = np.empty((2, room), np.uint64), np.empty(room, np.uint32)
+        found = Anchors(self._hash_2A[0], self._hash_2A[1], self._first_A, np.empty(len(text), np.int64))
+        count = find_anchors(texts, self._table, self._rule, self._scratch, found)
+        hash_2A = self._hash_2A[:, :count]
+        return Anchors(hash_2A[0], hash_2A[1], self._first_A[:count], found.count_N)
 
 
 class _RunWriter:
@@ -97,6 +99,7 @@ class _RunWriter:
         self._folder, self._file = folder, file
         self._limit = max(_LEAST_RUN, memory_bytes // _RUN_BYTES)
         self._hashes: list[NDArray[np.uint64]] = []
+        self._stretches: list[NDArray[np.uint64]] = []
         self._firsts: list[NDArray[np.uint32]] = []
         self._waiting = 0
         self.sizes: list[int] = []
@@ -104,6 +107,7 @@ class _RunWriter:
     def add(self, anchors: Anchors) -> None:
         """Take a copy of a batch's anchors."""
         self._hashes.append(anchors.hash_A.copy())
+        self._stretches.append(anchors.stretch_A.copy())
         self._firsts.append(anchors.first_A.copy())
         self._waiting += len(anchors.hash_A)
         if self._waiting >= self._limit:
@@ -117,12 +121,20 @@ class _RunWriter:
         run = len(self.sizes)
         save_array(run_path(self._folder, "hash", self._file, run), hash_A)
         save_array(run_path(self._folder, "first", self._file, run), np.concatenate(self._firsts))
-        hash_A.sort()
-        twice = np.ones(len(hash_A), np.bool_)
-        twice[2:] = hash_A[2:] != hash_A[:-2]  # a third copy says nothing more
-        save_array(run_path(self._folder, "sorted", self._file, run), hash_A[twice])
+        together = np.stack((hash_A, np.concatenate(self._stretches)))
+        hash_stretch, kind_S = _distinct(together, np.zeros(0, np.uint8))
+        save_array(run_path(self._folder, "sorted", self._file, run), hash_stretch)
+        save_array(run_path(self._folder, "kind", self._file, run), kind_S)
         self.sizes.append(len(hash_A))
-        self._hashes, self._firsts, self._waiting = [], [], 0
+        self._hashes, self._stretches, self._firsts, self._waiting = [], [], [], 0
+
+
+def _distinct(anchor_2A: NDArray[np.uint64], kind_A: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Anchors sorted, each once; see ``distinct_anchors``."""
+    order_A = sorted_order(anchor_2A[0])
+    distinct_2S, kind_S = np.empty_like(anchor_2A), np.empty(len(order_A), np.uint8)
+    count = distinct_anchors(anchor_2A, order_A, kind_A, distinct_2S, kind_S)
+    return distinct_2S[:, :count].copy(), kind_S[:count]
 
 
 def list_anchors(
@@ -155,54 +167,54 @@ def list_anchors(
 
 def _all_runs(num_files: int, folders: SpanFolders) -> list[Run]:
     return [
-        Run(file, number, load_array(run_path(folders.anchors, "sorted", file, number), mapped=True).shape[0])
+        Run(file, number, load_array(run_path(folders.anchors, "sorted", file, number), mapped=True).shape[1])
         for file in range(num_files)
         for number in range(len(load_runs(folders.anchors, "anchors", file)))
     ]
 
 
 def find_repeats(num_files: int, folders: SpanFolders, memory_bytes: int) -> int:
-    """Write for each run of anchors which of its hashes occur at least twice in all runs together; returns their
-    number, each counted once."""
+    """Write for each run of anchors which of its hashes occur at least twice in all runs together, and whether with
+    equal stretches; returns their number, each counted once."""
     runs = _all_runs(num_files, folders)
     total = sum(run.size for run in runs)
     num_parts = max(1, math.ceil(total * _MERGE_BYTES / memory_bytes))
     sizes: dict[Run, int] = dict.fromkeys(runs, 0)
     num_repeated = 0
-    paths = {run: run_path(folders.anchors, "sorted", run.file, run.number) for run in runs}
-    borders = {run: hash_borders(load_array(paths[run], mapped=True), num_parts) for run in runs}
+    borders = {run: hash_borders(_sorted_rows(folders, run)[0], num_parts) for run in runs}
     folders.repeats.mkdir(parents=True, exist_ok=True)
     with AppendedFiles() as files:
         for part in range(num_parts):
-            slices = [
-                np.array(load_array(paths[run], mapped=True)[borders[run][part] : borders[run][part + 1]])
-                for run in runs
-            ]
-            repeated_S = _repeated(slices)
+            ranges = {run: slice(borders[run][part], borders[run][part + 1]) for run in runs}
+            repeated_S, kind_S = _repeated(runs, ranges, folders)
             num_repeated += len(repeated_S)
-            for run, slice_S in zip(runs, slices, strict=True):
-                mine = slice_S[_among(slice_S, repeated_S)]
-                mine = mine[np.concatenate(([True], mine[1:] != mine[:-1]))[: len(mine)]]
-                files.append(run_path(folders.repeats, "repeats", run.file, run.number), mine)
-                sizes[run] += len(mine)
+            for run in runs:
+                hash_S = np.array(_sorted_rows(folders, run)[0, ranges[run]])
+                place = np.searchsorted(repeated_S, hash_S)
+                found = place < len(repeated_S)
+                found[found] = repeated_S[place[found]] == hash_S[found]
+                files.append(run_path(folders.repeats, "repeats", run.file, run.number), hash_S[found])
+                files.append(run_path(folders.repeats, "kind", run.file, run.number), kind_S[place[found]])
+                sizes[run] += int(found.sum())
         files.commit()
     for file in range(num_files):
         save_runs(folders.repeats, "repeats", file, [sizes[run] for run in runs if run.file == file])
     return num_repeated
 
 
-def _repeated(slices: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Hashes (sorted, each once) that occur at least twice."""
-    all_S = np.concatenate([np.zeros(0, np.uint64), *slices])
-    all_S.sort()
-    again = all_S[1:][all_S[1:] == all_S[:-1]]
-    once: NDArray[np.uint64] = again[np.concatenate(([True], again[1:] != again[:-1]))[: len(again)]]
-    return once
+def _sorted_rows(folders: SpanFolders, run: Run) -> NDArray[np.uint64]:
+    return load_array(run_path(folders.anchors, "sorted", run.file, run.number), run.size, mapped=True)
 
 
-def _among(slice_S: NDArray[np.uint64], repeated_S: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    if not len(repeated_S):
-        return np.zeros(len(slice_S), np.bool_)
-    place = np.minimum(np.searchsorted(repeated_S, slice_S), len(repeated_S) - 1)
-    found: NDArray[np.bool_] = repeated_S[place] == slice_S
-    return found
+def _repeated(
+    runs: list[Run], ranges: dict[Run, slice], folders: SpanFolders
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Hashes (sorted, each once) of one range that occur at least twice over all runs, and their kinds."""
+    rows, kinds = [np.zeros((2, 0), np.uint64)], [np.zeros(0, np.uint8)]
+    for run in runs:
+        rows.append(np.array(_sorted_rows(folders, run)[:, ranges[run]]))
+        kind_S = load_array(run_path(folders.anchors, "kind", run.file, run.number), run.size, mapped=True)
+        kinds.append(np.array(kind_S[ranges[run]]))
+    hash_stretch, kind_S = _distinct(np.concatenate(rows, axis=1), np.concatenate(kinds))
+    again = kind_S >= REPEATED
+    return hash_stretch[0, again], kind_S[again]

@@ -239,6 +239,15 @@ def test_a_passage_in_every_document_is_kept_once(tmp_path: Path) -> None:
     assert {row[2] for rows in outcome.rows.values() for row in rows} == {witness}
 
 
+def test_long_passages_take_a_row_for_many_ngrams(tmp_path: Path) -> None:
+    passage = " ".join(f"long{index}" for index in range(3000))
+    job = job_of(tmp_path, [passage + " x", "y " + passage, "z " + passage[:4000]])
+    folders = run_spans(job, span_config(50), tmp_path / "work")
+    check_spans(job, read_spans(job, folders), 50)
+    rows = sum(json.loads((folders.grams / "grams.00000.json").read_bytes())["runs"])
+    assert 0 < rows < 6400 / 5
+
+
 def test_files_without_documents_and_jobs_without_repeats(tmp_path: Path) -> None:
     inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": [], "b.jsonl": ["one two", " ".join(OTHER)]}, 0)})
     texts = {("s", "b.jsonl", 0): "one two", ("s", "b.jsonl", 1): " ".join(OTHER)}
