@@ -64,7 +64,8 @@ class MinHashConfig:
 @dataclass(frozen=True)
 class SimHashConfig:
     """64-bit SimHash: pairs whose fingerprints differ in at most ``max_distance`` bits are proposed. It finds almost
-    identical documents: at distance 3 it sees 10 % of the pairs at Jaccard 0.8, 92 % at 0.95."""
+    identical documents: at distance 3 it sees 2 % of the pairs at Jaccard 0.8, 15 % at 0.9, 61 % at 0.97 and 85 % at
+    0.99 (measured on real files and edits of them)."""
 
     max_distance: int = 3
 
