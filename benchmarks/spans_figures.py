@@ -129,22 +129,25 @@ def _bytes(ranges: Ranges) -> int:
     return sum(stop - start for mine in ranges.values() for start, stop in mine)
 
 
-def second_pass(inputs: InputFile, folder: Path, config: DecideConfig, cut: tuple[Ranges, set[int]]) -> int:
-    """Bytes that the stages would cut from their own output: joins of kept pieces make new n-grams."""
+def second_pass(inputs: InputFile, folder: Path, config: DecideConfig, cut: tuple[Ranges, set[int]]) -> tuple[int, int]:
+    """Bytes that the stages would cut from their own output, as joins of kept pieces make new n-grams; and how many
+    documents are removed with text left, or kept with none."""
     ranges, removed = cut
+    wrong = 0
     path = folder / "again.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for batch in read_file(inputs, 0):
             for record, text in zip(batch.record_N.tolist(), batch.text.to_pylist(), strict=True):
                 data = text.encode()
                 left = b"".join(data[a:b] for a, b in kept_pieces(ranges.get(record, []), len(data))).decode()
-                if record not in removed and left.strip():
+                wrong += bool(left.strip()) == (record in removed)
+                if left.strip():
                     file.write(json.dumps({"text": left}) + "\n")
     again = InputFile("again", 0, str(folder), path.name)
     folders = prepare(again, folder / "again", config)
     run_stages(again, config, folders, 1 << 28)
     account = json.loads((folders.spans / "spans.json").read_bytes())["sources"]["again"]
-    return int(account["bytes_cut"] + account["bytes_removed"])
+    return int(account["bytes_cut"] + account["bytes_removed"]), wrong
 
 
 def measure(inputs: InputFile, folder: Path, repeats: int = 2, n: int = 50) -> dict[str, Any]:
@@ -162,6 +165,7 @@ def measure(inputs: InputFile, folder: Path, repeats: int = 2, n: int = 50) -> d
     extra = sum(1 for record, mine in own.items() if mine != reference.get(record))
     missed = {record: mine for record, mine in reference.items() if own.get(record) != mine}
     cut_bytes = _bytes(reference)
+    again_bytes, wrong = second_pass(inputs, folder, config, (own, removed))
     return {
         "text_mb": text_mb,
         "words": words,
@@ -171,7 +175,9 @@ def measure(inputs: InputFile, folder: Path, repeats: int = 2, n: int = 50) -> d
         "cut_share": cut_bytes / 1e6 / text_mb,
         "coverage": 1 - _bytes(missed) / max(1, cut_bytes),
         "documents_with_other_cuts": extra,
-        "second_pass_share": second_pass(inputs, folder, config, (own, removed)) / 1e6 / text_mb,
+        "documents_removed": len(removed),
+        "removed_wrongly": wrong,
+        "second_pass_share": again_bytes / 1e6 / text_mb,
     }
 
 
