@@ -112,41 +112,37 @@ def _power(n: Any) -> Any:
 
 
 @helper
-def _close_stretch(scratch: Any, rule: GramRule, powers: Any, anchors: Anchors, bounds: Any) -> None:
-    """Hash the tokens of the n-grams ``bounds[1] .. bounds[2]`` into the stretch of anchor ``bounds[0]``."""
-    anchor, first, stop = bounds
-    size = stop - first + rule.n - 1
-    value = scratch[2, first + size] - scratch[2, first] * powers[size]
-    anchors.stretch_A[anchor] = mix64(value + np.uint64(size))
+def _stretch_hash(hashes: Any, first: Any, last: Any, g: Any) -> Any:
+    """Hash of the tokens of the g-grams ``first .. last``, by as few of their hashes as hold all of these tokens."""
+    value = np.uint64(last - first)
+    place = first
+    while place < last:
+        value = value * _BASE + hashes[place]
+        place += g
+    return mix64(value * _BASE + hashes[last])
 
 
 @kernel
 def find_anchors(texts: Buffers, table: Any, rule: GramRule, scratch: Any, anchors: Anchors) -> Any:
-    """Anchors of N documents into ``anchors`` (room for one a token); their number. ``scratch``: (3, T) uint64."""
+    """Anchors of N documents into ``anchors`` (room for one a token); their number. ``scratch``: (2, T) uint64."""
     hash_A, first_A, count_N = anchors.hash_A, anchors.first_A, anchors.count_N
-    tokens, hashes, prefix = scratch[0], scratch[1], scratch[2]
-    g = rule.n // 2
+    tokens, hashes = scratch[0], scratch[1]
+    g: Any = np.int64(rule.n // 2)
     window = rule.n - g + 1
-    powers = np.empty(rule.n + window, np.uint64)
-    powers[0] = np.uint64(1)
-    for i in range(1, powers.shape[0]):
-        powers[i] = powers[i - 1] * _BASE
+    power = _power(g)
     total = np.int64(0)
     for d in range(count_N.shape[0]):
         before = total
         num_tokens = np.int64(split_words(texts.data, (texts.offset_N[d], texts.offset_N[d + 1]), table, tokens))
-        num_grams = num_tokens - rule.n + 1
-        if num_grams > 0:
+        if num_tokens >= rule.n:
             value = np.uint64(0)
-            prefix[0] = value
-            for i in range(num_tokens):
+            for i in range(g):
                 value = value * _BASE + tokens[i]
-                prefix[i + 1] = value
             least = np.uint64(0)
             place = -window
-            last = -1
+            last = np.int64(-1)
             for i in range(num_tokens - g + 1):
-                hashed = mix64((prefix[i + g] - prefix[i] * powers[g]) ^ rule.salt)
+                hashed = mix64(value ^ rule.salt)
                 hashes[i] = hashed
                 if hashed <= least or i == 0:
                     least, place = hashed, i
@@ -156,14 +152,15 @@ def find_anchors(texts: Buffers, table: Any, rule: GramRule, scratch: Any, ancho
                         if hashes[j] < least:
                             least, place = hashes[j], j
                 if i >= window - 1 and place != last:
-                    first = i - window + 1
                     if total > before:
-                        _close_stretch(scratch, rule, powers, anchors, (total - 1, first_A[total - 1], first))
+                        anchors.stretch_A[total - 1] = _stretch_hash(hashes, np.int64(first_A[total - 1]), i - 1, g)
                     hash_A[total] = least
-                    first_A[total] = np.uint32(first)
+                    first_A[total] = np.uint32(i - window + 1)
                     total += 1
                     last = place
-            _close_stretch(scratch, rule, powers, anchors, (total - 1, first_A[total - 1], num_grams))
+                if i + g < num_tokens:
+                    value = value * _BASE + tokens[i + g] - tokens[i] * power
+            anchors.stretch_A[total - 1] = _stretch_hash(hashes, np.int64(first_A[total - 1]), num_tokens - g, g)
         count_N[d] = total - before
     return total
 

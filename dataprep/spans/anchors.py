@@ -66,13 +66,13 @@ def read_options(config: DecideConfig, memory_bytes: int) -> ReadOptions:
 
 
 class AnchorFinder:
-    """Anchors of Arrow texts, with scratch memory that is reused: 22 bytes a byte of the largest batch at most, of
+    """Anchors of Arrow texts, with scratch memory that is reused: 18 bytes a byte of the largest batch at most, of
     which pages are touched only as far as there are words."""
 
     def __init__(self, rule: GramRule) -> None:
         self._rule = rule
         self._table = load_table()
-        self._scratch = np.empty((3, 0), np.uint64)
+        self._scratch = np.empty((2, 0), np.uint64)
         self._hash_2A = np.empty((2, 0), np.uint64)
         self._first_A = np.empty(0, np.uint32)
 
@@ -83,7 +83,7 @@ class AnchorFinder:
         longest = token_room(int(sizes.max(initial=0)))
         room = token_room(int(sizes.sum()))
         if self._scratch.shape[1] < longest:
-            self._scratch = np.empty((3, longest), np.uint64)
+            self._scratch = np.empty((2, longest), np.uint64)
         if len(self._first_A) < room:
             self._hash_2A, self._first_A = np.empty((2, room), np.uint64), np.empty(room, np.uint32)
         found = Anchors(self._hash_2A[0], self._hash_2A[1], self._first_A, np.empty(len(text), np.int64))

@@ -19,7 +19,7 @@ out of ``ngram``, are neither cut nor witnesses. All this is a function of data 
 Errors: DamageError (an earlier stage's file is missing, cut short, or does not fit), RefusedError (an input changed
 since it was signed), JobError (``canary``: a planted passage was not found).
 
-Memory beside the interpreter: about ``memory_bytes``, and what the longest document needs (22 bytes a byte at worst, 5
+Memory beside the interpreter: about ``memory_bytes``, and what the longest document needs (18 bytes a byte at worst, 5
 usually); in ``CutSpans`` also 60 bytes a document of the job and 300 bytes a cut of the largest file. On disk
 ``anchors`` takes 40 bytes for every 13 words, ``grams`` at most 30 a word of repeated text.
 """
