@@ -3,8 +3,9 @@
     python benchmarks/dedup_scale.py [signatures|texts ...] [--scale 0.01] [--folder DIR] [--json]
 
 ``signatures``: 20 million generated signatures of 128 permutations, a tenth of them planted near copies, decided by
-estimate within 4 GiB. ``texts``: 2 million generated texts, verified, within 1 GB of resident memory; a tenth of them
-are one candidate component (each text near its neighbours), another tenth one bucket of near copies of one text.
+estimate within 4 GB of resident memory. ``texts``: 2 million generated texts, verified, within 1 GB of resident memory;
+a tenth of them are one candidate component (each text near its neighbours), another tenth one bucket of near copies of
+one text.
 ``--scale`` scales both. Prints peak resident memory (ru_maxrss, mapped pages included), peak anonymous memory
 (/proc/self/smaps_rollup), CPU seconds, disk, and what was found of what was planted. Each part runs in a process of its
 own, so that its peaks are its own; generating is not counted.
@@ -42,10 +43,10 @@ from dataprep.dedup.table import SignedFile, make_table
 from dataprep.documents import InputFile, Status
 
 SIGNATURES = 20_000_000
-SIGNATURE_MEMORY = 4 << 30
+SIGNATURE_MEMORY = 3 << 30
 TEXTS = 2_000_000
-TEXT_MEMORY = 512 << 20
-"""``memory_bytes`` of the text part; the program, its libraries and the narrow columns come on top."""
+TEXT_MEMORY = 640 << 20
+"""``memory_bytes`` of the text part; the program and its libraries (some 270 MB) come on top."""
 NUM_PERMUTATIONS = 128
 FILE_ROWS = 50_000
 COPY_SHARE = 0.1

@@ -124,12 +124,12 @@ def propose(
         config: parameters of the methods.
         workspace: memory and scratch folder.
     """
-    from ..kernels.bands import fold_duplicates, join_members
+    from ..kernels.bands import flatten_roots, join_members
 
     num_heads = len(shared_text_H)
     wanted = num_heads * len(bands) * _SORT_BYTES // max(1, workspace.memory_bytes // 8) + 1
     num_partitions = min(4096, max(workspace.partitions, wanted))
-    records = workspace.spill("keys", (np.uint64, np.uint32), num_partitions)
+    records = workspace.spill("keys", (np.uint64, np.uint32), num_partitions, share=6)
     for head_C, columns in chunks:
         key_S, head_S = _records(head_C, columns, bands, shared_text_H, config)
         partition_S = np.zeros(0, np.uint16)
@@ -146,6 +146,6 @@ def propose(
             join_members(member_M, size_G, root_H, count_H)
             members.add(partition, member_M)
             buckets.add(partition, size_G, band_G)
-    fold_duplicates(root_H)
+    flatten_roots(root_H)
     scratch_bytes = records.spilled_bytes + members.spilled_bytes + buckets.spilled_bytes
     return Proposals(members, buckets, root_H, count_H, scratch_bytes)

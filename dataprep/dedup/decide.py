@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..documents import Status
+from ..kernels.jaccard import Sets
 from ..kernels.walk import NO_DOCUMENT, Fates, Rules, find_candidates, link_kept, walk
 from .buckets import Band, plan_bands, propose
 from .candidates import ReadColumns, ReadSets
 from .clusters import remove_clusters
 from .config import DedupConfig, HoldoutConfig
-from .groups import CHECKS, Group, Groups, SetSpill, form_groups, head_costs
+from .groups import CHECKS, Group, Groups, SetSpill, form_groups
 from .minhash import estimate_floor
 from .spill import Workspace, forget_pages
 from .table import DocumentTable, Method
@@ -80,7 +81,8 @@ class _Decider:
         reads: Reads,
         workspace: Workspace,
     ) -> None:
-        self.table, self.methods, self.reads, self.workspace = table, methods, reads, workspace
+        self.table, self.methods, self.reads = table, methods, reads
+        self.workspace = workspace.beside(len(table.file_N))
         self.config, self.holdout = settings
         self.names = pair_methods(methods, self.config)
         self.heads = table.heads
@@ -123,8 +125,8 @@ class _Decider:
         shared_text_H = np.bincount(text_H, minlength=len(table.text_N))[text_H] > 1
         proposals = propose(self.reads.columns(head_P), bands, shared_text_H, config, self.workspace)
         permutations = config.minhash.num_permutations if "minhash" in self.names else 0
-        cost_H = head_costs(proposals.count_H, table.num_shingles_N[heads], permutations, self.verifies)
-        groups = Groups(proposals, form_groups(proposals, cost_H, self.workspace), bands, config, self.workspace)
+        shape = form_groups(proposals, table.num_shingles_N[heads], permutations, self.verifies, self.workspace)
+        groups = Groups(proposals, shape, bands, config, self.workspace)
         in_group_H = np.append(groups.group_H >= 0, False)
         wanted_P = np.where(in_group_H[head_P], head_P, NO_DOCUMENT).astype(np.int32)
         for head_C, columns in self.reads.columns(wanted_P):
@@ -168,18 +170,15 @@ class _Decider:
         count = len(group.head_L)
         step = _STEP_HEADS if number in groups.too_large else max(1, count)
         own = sets.load(number)
-        fates = Fates(
-            np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), self.fates.state
-        )
-        rules, seen_L = self._rules(group, self.config.threshold), np.full(count, NO_DOCUMENT, np.int64)
+        rules = self._rules(group, self.config.threshold)
         clusters = self.config.decision == "union_find" and "minhash" in self.names
         takes_part_L = rules.takes_part_TL[self.names.index("minhash")].copy() if clusters else None
         if takes_part_L is not None:
             rules.takes_part_TL[self.names.index("minhash")] = False
-        for first in range(0, count, step):
-            walk(group.buckets, rules, own, fates, seen_L, (first, min(count, first + step)))
-            forget_pages(own.value_S)
-            forget_pages(group.signature_LK)
+        fates = _walk(group, rules, own, step)
+        if fates.state[2]:  # some bucket kept too many members: its parts show which of them are near each other
+            group = groups.with_parts(number, group)
+            fates = _walk(group, rules, own, step)
         if takes_part_L is not None:
             document_L = self.heads[group.head_L]
             place_L2 = np.stack((self.table.place_F[self.table.file_N[document_L]], self.table.record_N[document_L]), 1)
@@ -190,16 +189,31 @@ class _Decider:
         self.fates.witness_L[group.head_L] = np.where(removed_L, witness_L, NO_DOCUMENT)
         self.fates.similarity_L[group.head_L] = fates.similarity_L
         self.fates.method_L[group.head_L] = fates.method_L
+        self.fates.state[:] += fates.state
         if self.holdout.fraction > 0 and count:
             parent_L = np.arange(count, dtype=np.int32)
-            linking = self._rules(group, self.holdout.linked_at)
+            linking, linked = self._rules(group, self.holdout.linked_at), fates._replace(state=self.fates.state)
             last = int(np.searchsorted(self.heads[group.head_L], len(self.table.head_N) - self.table.num_planted))
             for first in range(0, last, step):
-                link_kept(group.buckets, linking, own, fates, parent_L, (first, min(last, first + step)))
+                link_kept(group.buckets, linking, own, linked, parent_L, (first, min(last, first + step)))
                 forget_pages(own.value_S)
                 forget_pages(group.signature_LK)
             self.root_H[group.head_L] = group.head_L[_flat(parent_L)]
         sets.drop(number)
+
+
+def _walk(group: Group, rules: Rules, sets: Sets, step: int) -> Fates:
+    """Fates of one group, walked ``step`` documents at a time."""
+    count = len(group.head_L)
+    fates = Fates(
+        np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), np.zeros(3, np.int64)
+    )
+    seen_L = np.full(count, NO_DOCUMENT, np.int64)
+    for first in range(0, count, step):
+        walk(group.buckets, rules, sets, fates, seen_L, (first, min(count, first + step)))
+        forget_pages(sets.value_S)
+        forget_pages(group.signature_LK)
+    return fates
 
 
 def _flat(parent_N: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -8,7 +8,7 @@ mapped files. Shapes: H heads, L heads of a group, M members, G buckets, K signa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from .minhash import split_bucket
 from .spill import Spill, Workspace, forget_pages
 from .table import SignedColumns
 
-__all__ = ["CHECKS", "Group", "Groups", "SetSpill", "form_groups", "head_costs"]
+__all__ = ["CHECKS", "Group", "Groups", "SetSpill", "Shape", "form_groups"]
 
 CHECKS = {"content": CHECK_CONTENT, "rows": CHECK_ROWS, "bits": CHECK_BITS}
 _MEMBER_BYTES = 28
@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """How heads fall into groups: ``group_H`` int32 (-1 = in no bucket), the number of groups, which are too large."""
 
     group_H: NDArray[np.int32]
@@ -54,40 +54,38 @@ class _Shape:
     too_large: frozenset[int]
 
 
-def form_groups(proposals: Proposals, cost_H: NDArray[np.int64], workspace: Workspace) -> _Shape:
-    """Components of candidates in groups of at most a quarter of the memory; ``cost_H``: bytes that a head needs."""
-    involved_H = proposals.count_H > 0
-    cost_H = np.where(involved_H, cost_H, 0)
-    total, budget = int(cost_H.sum()), max(1, workspace.memory_bytes // 4)
+def form_groups(
+    proposals: Proposals, num_shingles_H: NDArray[np.int32], num_permutations: int, reads: bool, workspace: Workspace
+) -> Shape:
+    """Components of candidates in groups of at most a quarter of the memory.
+
+    A head takes room for its buckets and signed columns, and (if texts are read) for its shingle set.
+    """
+    involved = np.flatnonzero(proposals.count_H)
+    cost_C = proposals.count_H[involved].astype(np.int64) * _MEMBER_BYTES + (_HEAD_BYTES + 8 * num_permutations)
+    if reads:
+        cost_C += 8 * num_shingles_H[involved].astype(np.int64)
+    group_H = np.full(len(proposals.count_H), -1, np.int32)
+    total, budget = int(cost_C.sum()), max(1, workspace.memory_bytes // 4)
     if total <= budget and workspace.partitions <= 1:
-        return _Shape(np.where(involved_H, 0, -1).astype(np.int32), 1, frozenset())
+        group_H[involved] = 0
+        return Shape(group_H, 1, frozenset())
     limit = max(1.0, min(budget / 2, total / max(1, workspace.partitions)))
-    cost_of_root_H = np.bincount(proposals.root_H, weights=cost_H, minlength=len(cost_H))
-    root_R = np.flatnonzero(cost_of_root_H > 0)
-    cost_R = cost_of_root_H[root_R]
+    _, component_C = np.unique(proposals.root_H[involved], return_inverse=True)
+    cost_R = np.bincount(component_C, weights=cost_C)
     alone_R = cost_R > limit
     number_R = np.floor(np.cumsum(np.where(alone_R, 0.0, cost_R)) / limit).astype(np.int64)
-    number_R[alone_R] = len(root_R) + 1 + np.arange(int(alone_R.sum()))
+    number_R[alone_R] = len(cost_R) + 1 + np.arange(int(alone_R.sum()))
     names, number_R = np.unique(number_R, return_inverse=True)
-    group_H = np.full(len(cost_H), -1, np.int32)
-    group_H[root_R] = number_R
-    group_H = np.where(involved_H, group_H[proposals.root_H], -1).astype(np.int32)
-    return _Shape(group_H, max(1, len(names)), frozenset(number_R[cost_R > budget].tolist()))
-
-
-def head_costs(
-    count_H: NDArray[np.int32], num_shingles_H: NDArray[np.int32], num_permutations: int, reads: bool
-) -> NDArray[np.int64]:
-    """Bytes that each head takes in its group: buckets, signed columns, and (if texts are read) its shingle set."""
-    cost_H = count_H.astype(np.int64) * _MEMBER_BYTES + (_HEAD_BYTES + 8 * num_permutations)
-    return cost_H + 8 * num_shingles_H.astype(np.int64) if reads else cost_H
+    group_H[involved] = number_R[component_C]
+    return Shape(group_H, max(1, len(names)), frozenset(number_R[cost_R > budget].tolist()))
 
 
 class Groups:
     """Everything that was proposed, sorted by group; groups are loaded one at a time (a single one is kept)."""
 
     def __init__(
-        self, proposals: Proposals, shape: _Shape, bands: Sequence[Band], config: DedupConfig, workspace: Workspace
+        self, proposals: Proposals, shape: Shape, bands: Sequence[Band], config: DedupConfig, workspace: Workspace
     ) -> None:
         self.group_H = shape.group_H
         self.num_groups = shape.num_groups
@@ -144,7 +142,7 @@ class Groups:
         if self._kept is not None:
             return self._kept
         signature_LK, simhash_L = self._signed(group)
-        loaded = Group(self.heads(group), self._load_buckets(group, signature_LK), signature_LK, simhash_L)
+        loaded = Group(self.heads(group), self._load_buckets(group), signature_LK, simhash_L)
         if self.num_groups == 1:
             self._kept = loaded
         return loaded
@@ -170,40 +168,60 @@ class Groups:
                 forget_pages(rows_LK)
         return rows_LK, ordered_L
 
-    def _load_buckets(self, group: int, signature_LK: NDArray[np.uint32]) -> Buckets:
-        """Buckets in the order of bands, each too large one followed by its parts."""
-        from ..kernels.bands import index_buckets
-
+    def _load_buckets(self, group: int) -> Buckets:
+        """Buckets in the order of bands."""
         (member_M,) = self._members.read(group)
         size_G, band_G = self._buckets.read(group)
-        member_M = self.local_H[member_M]
-        stop_G = np.cumsum(size_G, dtype=np.int64)
-        parts, part_bands = [member_M], [np.zeros(0, np.uint16)]
-        sizes = [size_G.astype(np.int64)]
-        for bucket in np.flatnonzero(size_G > self._config.max_bucket).tolist():
+        order = np.argsort(band_G, kind="stable")
+        is_part_G = np.zeros(len(size_G), np.uint8)
+        return self._in_order(group, self.local_H[member_M], (size_G.astype(np.int64), band_G, is_part_G), order)
+
+    def with_parts(self, group: int, loaded: Group) -> Group:
+        """The group with fresh buckets, those that kept too many members followed by their parts.
+
+        A part holds members that agree on further signature rows too; only ``rows`` methods have them.
+        """
+        overfull = np.flatnonzero(loaded.buckets.fill_G > self._config.max_bucket)
+        fresh = self._load_buckets(group)
+        size_G = np.diff(fresh.start_G)
+        _, band_G = self._buckets.read(group)
+        band_G = band_G[np.argsort(band_G, kind="stable")]
+        members, sizes, bands = [fresh.member_M], [size_G], [band_G]
+        for bucket in overfull.tolist():
             band = self._bands[band_G[bucket]]
-            if band.rule.check != "rows":
-                continue
-            inside = member_M[stop_G[bucket] - size_G[bucket] : stop_G[bucket]]
-            found = split_bucket(inside, signature_LK, band.number, self._config)
-            parts += found
-            sizes.append(np.array([len(part) for part in found], np.int64))
-            part_bands.append(np.full(len(found), band_G[bucket], np.uint16))
-        size_G, is_part_G = np.concatenate(sizes), np.zeros(len(band_G), np.uint8)
-        band_G = np.concatenate([band_G, *part_bands])
-        is_part_G = np.concatenate([is_part_G, np.ones(len(band_G) - len(is_part_G), np.uint8)])
-        member_M = np.concatenate(parts)
-        order = np.argsort(band_G.astype(np.uint16) * 2 + is_part_G, kind="stable")
-        start_G = np.cumsum(size_G) - size_G
-        size_G, band_G, is_part_G = size_G[order], band_G[order], is_part_G[order]
-        new_start_G = np.concatenate(([0], np.cumsum(size_G))).astype(np.int64)
-        member_M = member_M[np.repeat(start_G[order] - new_start_G[:-1], size_G) + np.arange(len(member_M))]
+            if band.rule.check == "rows":
+                inside = fresh.member_M[fresh.start_G[bucket] : fresh.start_G[bucket + 1]]
+                parts = split_bucket(inside, loaded.signature_LK, band.number, self._config)
+                members += parts
+                sizes.append(np.array([len(part) for part in parts], np.int64))
+                bands.append(np.full(len(parts), band_G[bucket], np.uint16))
+                forget_pages(loaded.signature_LK)
+        all_sizes, all_bands = np.concatenate(sizes), np.concatenate(bands)
+        is_part_G = (np.arange(len(all_sizes)) >= len(size_G)).astype(np.uint8)
+        order = np.argsort(all_bands * 2 + is_part_G, kind="stable")
+        columns = (all_sizes, all_bands, is_part_G)
+        return replace(loaded, buckets=self._in_order(group, np.concatenate(members), columns, order))
+
+    def _in_order(
+        self,
+        group: int,
+        member_M: NDArray[np.int32],
+        columns: tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint8]],
+        order: NDArray[np.int64],
+    ) -> Buckets:
+        """Buckets from members, sizes, bands and marks of parts, put in ``order``."""
+        from ..kernels.bands import gather_runs, index_buckets
+
+        size_G, band_G, is_part_G = columns
+        start_G = np.concatenate((np.zeros(1, np.int64), np.cumsum(size_G[order])))
+        ordered_M = np.empty_like(member_M)
+        gather_runs(member_M, (np.cumsum(size_G) - size_G)[order], start_G, ordered_M)
         method_B = np.array([band.method for band in self._bands], np.uint8)
         first_L = np.zeros(len(self.heads(group)) + 1, np.int64)
         entry_E = np.empty(len(member_M), np.int32)
-        index_buckets(member_M, new_start_G, first_L, entry_E)
+        index_buckets(ordered_M, start_G, first_L, entry_E)
         fill_G = np.zeros(len(size_G), np.int32)
-        return Buckets(member_M, new_start_G, fill_G, method_B[band_G], is_part_G, first_L, entry_E)
+        return Buckets(ordered_M, start_G, fill_G, method_B[band_G[order]], is_part_G[order], first_L, entry_E)
 
 
 class SetSpill:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 __all__ = ["Spill", "Workspace", "forget_pages", "scratch_folder"]
 
 _PREFIX = "scratch-"
+_DOCUMENT_BYTES = 150
+"""Narrow columns of a document and what is made of them, at the most."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Workspace:
 
     Attributes:
         folder: where scratch files may lie.
-        memory_bytes: bound of everything but the narrow columns (about 100 bytes a document) and the program itself.
+        memory_bytes: bound of memory beside the program itself.
         partitions: at least so many partitions of keys and groups of documents (for tests).
     """
 
@@ -38,9 +40,14 @@ class Workspace:
     memory_bytes: int = 4 << 30
     partitions: int = 1
 
-    def spill(self, name: str, columns: Sequence[Any], num_partitions: int) -> Spill:
-        """A spill that keeps a sixteenth of the memory."""
-        return Spill(self.folder, name, columns, num_partitions, self.memory_bytes // 16)
+    def beside(self, num_documents: int) -> Workspace:
+        """What is left beside the narrow columns of so many documents; an eighth in any case."""
+        left = self.memory_bytes - num_documents * _DOCUMENT_BYTES
+        return replace(self, memory_bytes=max(self.memory_bytes // 8, left))
+
+    def spill(self, name: str, columns: Sequence[Any], num_partitions: int, share: int = 16) -> Spill:
+        """A spill that keeps a sixteenth (or another share) of the memory."""
+        return Spill(self.folder, name, columns, num_partitions, self.memory_bytes // share)
 
 
 @contextmanager

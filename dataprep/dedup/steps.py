@@ -112,7 +112,8 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
             folders: the one that ``SignDocuments`` filled, and the one for the output (and scratch files meanwhile).
             screens: (status, folder with verdicts) of the screens in front, in their order.
             indexes: what earlier runs kept (``config.dedup.against``), better ones first.
-            memory_bytes: bound of what is held in memory at once, beside about 100 bytes a document.
+            memory_bytes: bound of memory, beside the program itself. Columns of about 150 bytes a document are always
+                held; from what they leave (at least an eighth) everything else takes its part.
             partitions: at least so many partitions of the work, for tests.
         """
         super().__init__()

@@ -178,18 +178,18 @@ class _Columns:
 
 
 def _priority(
-    columns: dict[str, NDArray[Any]], place_F: NDArray[np.int64], going: NDArray[np.int64], config: DedupConfig
-) -> NDArray[np.int64]:
+    columns: dict[str, NDArray[Any]], place_F: NDArray[np.int64], going: NDArray[np.int32], config: DedupConfig
+) -> NDArray[np.int32]:
     """The positions ``going`` in priority order."""
 
     def column(name: str) -> NDArray[Any]:
         return columns[name] if len(going) == len(columns[name]) else columns[name][going]
 
-    place = (column("record"), place_F[column("file")])
+    place = (column("record"), place_F.astype(np.int32)[column("file")])
     better = [] if config.keep == "first" else [column("hash_low"), column("hash_high"), -column("size_bytes")]
     if config.keep in ("newest", "quality"):
         better.append(~column("order_key"))  # descending; a minus would overflow at the smallest number
-    ordered: NDArray[np.int64] = going[np.lexsort((*place, *better, column("rank")))]
+    ordered: NDArray[np.int32] = going[np.lexsort((*place, *better, column("rank")))]
     return ordered
 
 
@@ -197,7 +197,9 @@ def _first_equal(content: tuple[NDArray[Any], ...], rights: tuple[NDArray[Any], 
     """Per document the first one with the same content, and the first one that has the same rights too."""
     count = len(content[0])
     order = np.argsort(content[0], kind="stable")
-    same = content[0][order[1:]] == content[0][order[:-1]]
+    ordered = content[0][order]
+    same = ordered[1:] == ordered[:-1]
+    del ordered
     tied = np.zeros(count, np.bool_)
     tied[order[1:][same]] = tied[order[:-1][same]] = True
     tied_N = np.flatnonzero(tied)
@@ -208,8 +210,7 @@ def _first_equal(content: tuple[NDArray[Any], ...], rights: tuple[NDArray[Any], 
         differs = np.zeros(len(tied_N), np.bool_)
         differs[:1] = True
         for value in values:
-            ordered = value[by_value]
-            differs[1:] |= ordered[1:] != ordered[:-1]
+            differs[1:] |= value[by_value[1:]] != value[by_value[:-1]]
         numbers = np.arange(len(tied_N))
         first_N = np.arange(count, dtype=np.int32)
         first_N[tied_N[by_value]] = tied_N[by_value[np.maximum.accumulate(np.where(differs, numbers, 0))]]
@@ -223,10 +224,10 @@ def _gather(
     screened: Callable[[int], NDArray[np.bool_] | None],
     earlier: Sequence[Index],
     names: tuple[str, ...],
-) -> tuple[_Columns, NDArray[np.int64]]:
+) -> tuple[_Columns, NDArray[np.int32]]:
     """Columns of all documents by position, and the positions that no screen took."""
     columns = _Columns()
-    going, start = [np.zeros(0, np.int64)], 0
+    going, start = [np.zeros(0, np.int32)], 0
     for index in earlier:
         of_names = np.array([names.index(source.name) for source in index.sources], np.int32)
         ranks = np.array([source.rank for source in index.sources], np.int32)
@@ -239,7 +240,7 @@ def _gather(
         columns.add(documents, file, constant * names.index(one.source), constant * one.rank)
         gone = screened(file)
         kept = np.arange(len(documents)) if gone is None else np.flatnonzero(~gone[documents["record"]])
-        going.append(start + kept)
+        going.append((start + kept).astype(np.int32))
         start += len(documents)
     if start > _MOST_DOCUMENTS:
         raise JobError(
@@ -287,7 +288,9 @@ def make_table(
     screened: Callable[[int], NDArray[np.bool_] | None] = lambda file: None,
     earlier: Sequence[Index] = (),
 ) -> DocumentTable:
-    """Put the documents of all files in priority order, behind those of earlier runs; about 80 bytes a document.
+    """Put the documents of all files in priority order, behind those of earlier runs.
+
+    Takes about 90 bytes a document meanwhile, 53 in the end.
 
     Priority is (source rank, keep policy, content hash, source, relative path, record); with ``first`` it is (source
     rank, source, relative path, record). None of it knows file indices or tasks.
@@ -308,7 +311,7 @@ def make_table(
     start_F = num_earlier + np.concatenate(([0], np.cumsum(gathered.counts[len(earlier) :]))).astype(np.int64)
     place_F = _places(inputs)
     columns = {name: gathered.take(name) for name in (*_Columns._FIELDS, "file", "source", "rank")}
-    order = np.concatenate((np.arange(num_earlier), _priority(columns, place_F, going, config)))
+    order = np.concatenate((np.arange(num_earlier, dtype=np.int32), _priority(columns, place_F, going, config)))
     number_P = np.full(int(start_F[-1]), -1, np.int32)
     number_P[order] = np.arange(len(order), dtype=np.int32)
     column = {name: columns.pop(name)[order] for name in list(columns)}

@@ -11,7 +11,16 @@ import numpy as np
 from .jit import helper, kernel
 from .words import mix64
 
-__all__ = ["BAND_BITS", "band_keys", "find_buckets", "finish_keys", "fold_duplicates", "index_buckets", "join_members"]
+__all__ = [
+    "BAND_BITS",
+    "band_keys",
+    "find_buckets",
+    "finish_keys",
+    "flatten_roots",
+    "gather_runs",
+    "index_buckets",
+    "join_members",
+]
 
 BAND_BITS = 13
 """Low bits of a finished key that name its band; the other 51 are the hash."""
@@ -92,10 +101,20 @@ def join_members(member_M: Any, size_G: Any, parent_H: Any, count_H: Any) -> Non
 
 
 @kernel
-def fold_duplicates(parent_H: Any) -> None:
+def flatten_roots(parent_H: Any) -> None:
     """Point every document at its root; works because a root is smaller than what hangs below it."""
     for d in range(parent_H.shape[0]):
         parent_H[d] = parent_H[parent_H[d]]
+
+
+@kernel
+def gather_runs(source_M: Any, first_G: Any, start_G: Any, ordered_M: Any) -> None:
+    """Copy runs of ``source_M`` that begin at ``first_G`` one after another to ``ordered_M``: run g takes the places
+    ``start_G[g] .. start_G[g + 1]``."""
+    for g in range(first_G.shape[0]):
+        shift = first_G[g] - start_G[g]
+        for i in range(start_G[g], start_G[g + 1]):
+            ordered_M[i] = source_M[i + shift]
 
 
 @kernel
