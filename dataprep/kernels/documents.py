@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..normalize import load_table
 from .jit import helper, kernel
-from .minhash import EMPTY_ROW, VALUE_PADDING, lower_signature, mix32
+from .minhash import EMPTY_ROW, lower_signature, mix32
 from .shingles import HELD_TOKENS, make_shingles, start_shingles
 from .simhash import NUM_PLANES, add_shingles, simhash_of
 from .sorting import sort_hashes
@@ -73,7 +73,7 @@ def _scratch() -> _Scratch:
     return _Scratch(
         np.empty(room, np.uint64),
         np.empty(room, np.uint64),
-        np.empty(room + VALUE_PADDING, np.uint32),
+        np.empty(room, np.uint32),
         np.empty(NUM_PLANES, np.uint64),
     )
 

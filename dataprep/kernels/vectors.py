@@ -1,4 +1,4 @@
-"""Unaligned loads and 64-byte vector comparisons as LLVM vectors: one source for AVX2, AVX-512 and NEON.
+"""Unaligned loads, 64-byte vector comparisons and minima as LLVM vectors: one source for AVX2, AVX-512 and NEON.
 
 Each ``masks_*`` function reads ``data[offset : offset + 64]`` and returns 64-bit masks, bit ``i`` for byte ``i``:
 callers must own 64 readable bytes past the last one they look at.
@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types as _numba_types
+from numba.core import cgutils as _numba_cgutils
 
 from .jit import intrinsic
 
@@ -20,6 +21,8 @@ __all__ = [
     "load32",
     "load64",
     "load_byte",
+    "lower_8",
+    "lower_32",
     "masks_copy",
     "masks_line",
     "masks_special",
@@ -28,7 +31,9 @@ __all__ = [
 ]
 
 types: Any = _numba_types
+cgutils: Any = _numba_cgutils
 _BYTE = ir.IntType(8)
+_I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_BYTE, 64)
 Codegen = Callable[[Any, Any, Any, Any], Any]
@@ -96,7 +101,7 @@ def load_byte(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        return builder.zext(builder.load(pointer), ir.IntType(32))
+        return builder.zext(builder.load(pointer), _I32)
 
     return types.uint32(data, types.int64), codegen
 
@@ -107,7 +112,7 @@ def load32(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
-        return _load(builder, pointer, ir.IntType(32))
+        return _load(builder, pointer, _I32)
 
     return types.uint32(data, types.int64), codegen
 
@@ -193,3 +198,61 @@ def masks_word(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
         return _masks(context, builder, signature, [word, high])
 
     return types.UniTuple(types.uint64, 2)(data, types.int64), codegen
+
+
+def _affine_minima(builder: Any, pointers: list[Any], count: Any, vector: Any, num_vectors: int) -> None:
+    """Lower the minima at ``pointers[3]`` by ``factor * value + summand`` of ``count`` values; ``pointers``: of the
+    values, of the first factor, summand and minimum."""
+    nowhere = ir.Constant(vector, ir.Undefined)
+    first_lane = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+
+    def place(pointer: Any, v: int) -> Any:
+        return builder.gep(pointer, [ir.Constant(_I64, v * vector.count)])
+
+    values, factors, summands, minima = pointers
+    a = [_load(builder, place(factors, v), vector) for v in range(num_vectors)]
+    b = [_load(builder, place(summands, v), vector) for v in range(num_vectors)]
+    least = [cgutils.alloca_once(builder, vector) for _ in range(num_vectors)]
+    for v in range(num_vectors):
+        builder.store(_load(builder, place(minima, v), vector), least[v])
+    with cgutils.for_range(builder, count) as loop:
+        value = builder.load(builder.gep(values, [loop.index]))
+        value = builder.insert_element(nowhere, value, ir.Constant(_I32, 0))
+        value = builder.shuffle_vector(value, nowhere, first_lane)
+        for v in range(num_vectors):
+            image = builder.add(builder.mul(a[v], value), b[v])
+            old = builder.load(least[v])
+            builder.store(builder.select(builder.icmp_unsigned("<", image, old), image, old), least[v])
+    for v in range(num_vectors):
+        store = builder.store(builder.load(least[v]), builder.bitcast(place(minima, v), vector.as_pointer()))
+        store.align = 1
+
+
+def _lowering(lanes: int, num_vectors: int) -> Codegen:
+    """Code of ``lower_8`` and ``lower_32``: ``num_vectors`` vectors of ``lanes`` permutations."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, count, permutations, out, first = arguments
+        of_values, _, of_permutations, of_out, _ = signature.args
+        pointers = [_pointer(context, builder, of_values, values, ir.Constant(_I64, 0))]
+        for at in range(2):
+            one = builder.extract_value(permutations, at)
+            pointers.append(_pointer(context, builder, of_permutations[at], one, first))
+        pointers.append(_pointer(context, builder, of_out, out, first))
+        _affine_minima(builder, pointers, count, ir.VectorType(_I32, lanes), num_vectors)
+        return context.get_dummy_value()
+
+    return codegen
+
+
+@intrinsic
+def lower_8(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
+    """Lower ``out[first : first + 8]`` to the least ``a * value + b`` modulo 2^32 of the first ``count`` values, for
+    the same elements of ``permutations``, factors and summands. All arrays are uint32."""
+    return types.void(values, types.int64, permutations, out, types.int64), _lowering(8, 1)
+
+
+@intrinsic
+def lower_32(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
+    """As ``lower_8`` for 32 permutations: more would not fit into 16 registers, fewer would load values more often."""
+    return types.void(values, types.int64, permutations, out, types.int64), _lowering(16, 2)

@@ -175,7 +175,7 @@ def test_signatures_are_bit_identical_with_datasketch(num_permutations: int, see
         hashes = randomness.integers(0, 1 << 32, count, dtype=np.uint32)
         oracle = datasketch.MinHash(num_perm=num_permutations, seed=seed, hashfunc=int, scheme="affine32")
         oracle.update_batch(hashes.tolist())
-        values = np.zeros(count + 64, np.uint32)
+        values = np.zeros(count, np.uint32)
         values[:count] = [mix32(value) for value in hashes]
         ours = np.empty(num_permutations, np.uint32)
         minhash_values(values, count, permutations, ours)
