@@ -7,28 +7,69 @@ file.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..documents import InputFile
 from ..formats import FileSummary, ReadOptions, read_file
+from .config import DedupConfig
 from .index import Index
+from .signatures import load_signed
 from .spill import forget_pages
 from .table import DocumentTable, SignedColumns, SignedFile
 
-__all__ = ["CandidateReader", "ReadColumns", "ReadSets", "SignedReader"]
+__all__ = ["CandidateReader", "ReadColumns", "ReadSets", "SignedFiles", "SignedReader"]
 
 _CHUNK_ROWS = 1 << 14
 _SET_ROWS = 1 << 10
+_MAPPED_FILES = 32
 
 ReadColumns = Callable[[NDArray[np.int32]], Iterator[tuple[NDArray[np.int64], SignedColumns]]]
 """Signed columns by position: takes a number per position (-1 = not wanted), gives (numbers, columns) in chunks."""
 ReadSets = Callable[[NDArray[np.int64]], Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]]]
 """Shingle sets of documents (ascending numbers): (documents, set sizes, elements set after set) in chunks. These are
 the only texts that are read a second time."""
+
+
+class SignedFiles:
+    """What signing left, mapped; each file is verified when it is loaded first, and only then."""
+
+    def __init__(self, folder: Path, config: DedupConfig) -> None:
+        self._folder = folder
+        self._config = config
+        self._kinds: dict[int, list[str]] = {}
+        self._maps: OrderedDict[int, SignedFile] = OrderedDict()
+
+    def __call__(self, file: int) -> SignedFile:
+        """One file; a few stay mapped.
+
+        Raises:
+            DamageError, RefusedError: see ``load_signed``.
+        """
+        signed = self._maps.get(file)
+        if signed is None:
+            signed = self._map(file) if file in self._kinds else load_signed(self._folder, file, self._config)
+            columns = {"signatures": signed.signature_NK, "simhash": signed.simhash_N}
+            self._kinds[file] = [kind for kind, column in columns.items() if column is not None]
+            self._maps[file] = signed
+            if len(self._maps) > _MAPPED_FILES:
+                self._maps.popitem(last=False)
+        return signed
+
+    def _map(self, file: int) -> SignedFile:
+        columns = {}
+        for kind in ("documents", *self._kinds[file]):
+            path = self._folder / f"{kind}.{file:05d}.npy"
+            try:
+                columns[kind] = np.load(path, mmap_mode="r", allow_pickle=False)
+            except ValueError:  # no rows, no map
+                columns[kind] = np.load(path, allow_pickle=False)
+        return SignedFile(columns["documents"], columns.get("signatures"), columns.get("simhash"))
 
 
 class SignedReader:

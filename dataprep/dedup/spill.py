@@ -123,6 +123,8 @@ class Spill:
         if len(self._parts) == 1:
             self.add(0, *columns)
             return
+        if len(self._parts) <= 1 << 16:
+            partition_R = partition_R.astype(np.uint16)  # sorted by radix
         order = np.argsort(partition_R, kind="stable")
         stops = np.cumsum(np.bincount(partition_R, minlength=len(self._parts)))
         columns = tuple(column[order] for column in columns)

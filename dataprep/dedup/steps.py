@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ from ..holdout import hold_out
 from ..tables import write_batches
 from . import METHODS, outputs, signatures
 from .canary import NO_CANARIES, plant
-from .candidates import CandidateReader, SignedReader
+from .candidates import CandidateReader, SignedFiles, SignedReader
 from .config import DecideConfig, SignConfig
 from .decide import Decision, Reads, decide, pair_methods
 from .index import Index, load_index
@@ -61,8 +60,6 @@ from .spill import Workspace, scratch_folder
 from .table import DocumentTable, SignedFile, make_table
 
 __all__ = ["DecideDocuments", "SignDocuments"]
-
-_CACHED_FILES = 32
 
 
 class SignDocuments(PipelineStep):  # type: ignore[misc]
@@ -137,7 +134,7 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         summaries = [signatures.load_summary(self.signed, file) for file in range(len(self.inputs))]
         write_batches(self.folder / "rejected.parquet", outputs.REJECT_SCHEMA, self._reject_rows())
         outputs.check_rejects(self.inputs, summaries, config.ingest)
-        load = lru_cache(_CACHED_FILES)(lambda file: signatures.load_signed(self.signed, file, dedup))
+        load = SignedFiles(self.signed, dedup)
         screens = Screens(self.screens, [summary.num_records for summary in summaries])
         table, decision, id_P = self._decided(summaries, load, screens, workspace)
         fates = _Fates(self, load, (table, decision, id_P), screens)

@@ -155,3 +155,18 @@ def test_damaged_screens_are_named(tmp_path: Path) -> None:
         labels.write_text(text)
         with pytest.raises(DamageError, match=r"TR-SCREEN-DAMAGED(.|\n)*screen\.00000\.json"):
             run_stages(inputs, configuration(DedupConfig()), tmp_path / f"l{number}", screens=screens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["signatures", "texts"])
+def test_the_benchmark_of_scale_finds_what_it_planted(tmp_path: Path, part: str) -> None:
+    script = Path(__file__).parents[2] / "benchmarks/dedup_scale.py"
+    options = ["--scale", "0.002", "--memory", "20000000", "--folder", str(tmp_path), "--json"]
+    done = subprocess.run([sys.executable, str(script), part, *options], capture_output=True, check=True)
+    (figures,) = json.loads(done.stdout)
+    if part == "signatures":
+        assert figures["removed"] == figures["planted"] > 1000
+    else:
+        assert 1.8 * figures["near_copies"] < figures["removed"] <= figures["near_copies"] + figures["chained"]
+    assert figures["unverified_pairs"] == 0
+    assert figures["disk_mb"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,29 @@ def test_a_bucket_of_many_near_copies_costs_one_comparison_each(tmp_path: Path) 
     assert len(outcome.witness) == len(texts) - 1
     assert outcome.counts["dedup"]["signatures_compared"] <= 2 * len(texts)
     assert outcome.counts["dedup"]["unverified_pairs"] == 0
+
+
+@pytest.mark.parametrize("decision", ["leader", "estimate"])
+def test_parts_of_buckets_that_keep_too_many_are_the_same_in_any_workspace(tmp_path: Path, decision: Any) -> None:
+    """Templates fill their buckets with kept documents; other components in the same group overflow nothing."""
+    randomness = random.Random(31)
+    texts = near_copies(randomness, 60)
+    for template in range(3):
+        frame = [f"frame{template}{chr(97 + place)}" for place in range(26)] * 2
+        for number in range(25):
+            middle = [f"own{template}x{number // 2}y{place}" for place in range(randomness.choice([8, 12, 16]))]
+            texts.append(" ".join([*frame[:26], *middle, *frame[26:]]))
+    randomness.shuffle(texts)
+    inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": texts[:70], "b.jsonl": texts[70:]}, 0)})
+    dedup = DedupConfig(methods=("exact", "minhash", "simhash"), decision=decision, max_bucket=3)
+    config = configuration(replace(dedup, max_removed_fraction=1.0), fraction=0.2)
+    outcome = run_stages(inputs, config, tmp_path / "reference")
+    assert outcome.counts["dedup"]["unverified_pairs"] > 0
+    expected = outputs_of(tmp_path / "reference/decided", inputs)
+    for number, options in enumerate(WORKSPACES):
+        work = tmp_path / f"work{number}"
+        run_stages(inputs, config, work, **options)
+        assert outputs_of(work / "decided", inputs) == expected
 
 
 def test_texts_are_not_read_again_for_estimates(tmp_path: Path) -> None:
