@@ -85,12 +85,13 @@ def mix(options: CommonOptions, config: Path) -> None:
 @common_options
 def build(options: CommonOptions, config: Path) -> None:
     """Build the Dataset of CONFIG, and its validation Dataset beside it; finished stages are not run again."""
-    from .run import describe_plan, finished_build, prepare, run_build
+    from .run import describe_plan, finished_build, lacks_index, prepare, run_build
 
     prepared = prepare(config, options.all_overrides(), read_only=options.plan)
     if options.plan:
-        done = finished_build(prepared)
-        plan, text = describe_plan(prepared, "write", finished=done)
+        built = finished_build(prepared)
+        done = built and not lacks_index(prepared)
+        plan, text = describe_plan(prepared, "index" if built and not done else "write", finished=done)
         options.output.result(
             {**plan, "finished": done}, text + ("\n\nnothing to do: the output is finished" if done else "")
         )

@@ -313,8 +313,8 @@ def source_priority(config: BuildConfig) -> tuple[str, ...]:
 
 
 def semantic_of(config: BuildConfig) -> dict[str, Any]:
-    """What shapes the result, JSON-able: no ``run``, no ``output``, no roots; sources as a list, because their order
-    is a priority.
+    """What shapes the Datasets, JSON-able: no ``run``, no ``output``, no roots, not whether an Index is left beside
+    them; sources as a list, because their order is a priority.
     """
     from loader.settings import to_plain
 
@@ -322,6 +322,7 @@ def semantic_of(config: BuildConfig) -> dict[str, Any]:
     assert isinstance(plain, dict)
     for key in ("run", "output", "sources"):
         del plain[key]
+    del plain["dedup"]["write_index"]
     sources = []
     for name in config.sources:
         source = to_plain(config.sources[name])

@@ -22,13 +22,14 @@ from .dedup.expect import removal_rows, removal_text
 from .engines import EngineOptions, check_engine, make_engine, run_stage
 from .inputs import check_names, load_job
 from .pipeline import Pipeline, locked, plan_pipeline
-from .places import SPLITS, config_paths, existing_build, split_outputs
+from .places import SPLITS, config_paths, existing_build, index_output, split_outputs
 from .stages import Stage
 
 __all__ = [
     "Prepared",
     "describe_plan",
     "finished_build",
+    "lacks_index",
     "mix_text",
     "package_version",
     "prepare",
@@ -158,6 +159,12 @@ def finished_build(prepared: Prepared) -> bool:
     return found[0] is not None and (found[1] is not None or not _has_validation(prepared.output))
 
 
+def lacks_index(prepared: Prepared) -> bool:
+    """Whether the job leaves an Index and none is in its place: asked for after the Datasets were finished, or moved
+    away since."""
+    return "index" in prepared.pipeline.stages and not index_output(prepared.output).exists()
+
+
 def _has_validation(output: Path) -> bool:
     """Whether the finished Dataset at ``output`` says that documents were held out."""
     from loader.shards.dataset import read_manifest
@@ -178,6 +185,11 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
         if not finished_build(prepared):
             _forget_half_moved(prepared)
             _run_and_publish(prepared, output, started)
+        elif lacks_index(prepared):
+            from .publish import publish_index
+
+            run_until(prepared, "index", output)
+            publish_index(pipeline, prepared.output)
         shutil.rmtree(pipeline.folder("write"), ignore_errors=True)
     return _result(prepared)
 

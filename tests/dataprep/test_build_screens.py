@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -198,6 +199,26 @@ def test_a_later_job_against_the_index(built: Built, tmp_path: Path) -> None:
     assert None not in witnesses
     superseded = pq.read_table(Path(result["output"]) / "superseded.parquet").to_pylist()
     assert len(new) + len(kept) in [row["record"] for row in superseded]
+
+
+def test_an_index_asked_for_later_or_moved_away_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dedup: dict[str, Any] = {"methods": ["exact", "ngram"]}
+    changes: dict[str, Any] = {"quality": [], "decontaminate": {}, "holdout": {"fraction": 0}}
+    sources = {"web": web_texts()}
+    first = build(write_job(tmp_path, sources, **changes, dedup=dedup))
+    config = write_job(tmp_path, sources, **changes, dedup={**dedup, "write_index": True})
+    index = tmp_path / "out-index" / "index.json"
+    for _ in range(2):
+        assert not index.exists()
+        assert main(["build", str(config), "--plan", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert not plan["finished"]
+        assert plan["stages"][-1]["stage"] == "index"
+        assert build(config)["digest"] == first["digest"]
+        assert json.loads(index.read_bytes())["count"] == first["accounting"]["sources"]["web"]["trained"]
+        assert main(["build", str(config), "--plan", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["finished"]
+        shutil.rmtree(index.parent)
 
 
 def test_verbs(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
