@@ -11,7 +11,7 @@ from loader.errors import ConfigError
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile
 from .job import Job
-from .places import config_paths, split_outputs
+from .places import config_paths, index_output, split_outputs
 from .stages import hash_inputs
 
 __all__ = ["check_names", "find_inputs", "load_job"]
@@ -42,7 +42,7 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
     """
     rank = {name: place for place, name in enumerate(source_priority(config))}
     output, work, _ = config_paths(config, base)
-    own = (*split_outputs(output), work)
+    own = (*split_outputs(output), index_output(output), work)
     inputs = []
     for name, source in config.sources.items():
         root = base / source.root

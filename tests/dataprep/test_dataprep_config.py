@@ -23,7 +23,13 @@ def load(tmp_path: Path, text: str = BASE, *overrides: str) -> BuildConfig:
 
 def test_places_and_run_block_are_not_semantic(tmp_path: Path) -> None:
     plain = digest_of(semantic_of(load(tmp_path)))
-    for override in ("output=elsewhere", "sources.web.root=/far/away", "run.workers=7", "run.work=/tmp/x"):
+    for override in (
+        "output=elsewhere",
+        "sources.web.root=/far/away",
+        "run.workers=7",
+        "run.work=/tmp/x",
+        "dedup.write_index=true",
+    ):
         assert digest_of(semantic_of(load(tmp_path, BASE, override))) == plain
     for override in ("seed=18", "sources.web.text=body", "pack.seq_len=512", "holdout.fraction=0.5"):
         assert digest_of(semantic_of(load(tmp_path, BASE, override))) != plain
@@ -123,7 +129,9 @@ def test_name_that_leads_to_no_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.place == str(tmp_path / "a" / "moved.jsonl")
 
 
-@pytest.mark.parametrize("own", ["out/report.jsonl", "out-validation/x.jsonl", "out.work/sign/x.jsonl"])
+@pytest.mark.parametrize(
+    "own", ["out/report.jsonl", "out-validation/x.jsonl", "out-index/x.jsonl", "out.work/sign/x.jsonl"]
+)
 def test_what_the_job_writes_is_no_input(tmp_path: Path, own: str) -> None:
     for path in ("x.jsonl", own):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
