@@ -72,7 +72,7 @@ def test_against_indexes_equals_one_batch(tmp_path: Path, seed: int, decision: A
     for key, status in outcomes[2].status.items():
         assert whole.status[key] == status
     inputs = write_sources(tmp_path / "in2", parts[2])
-    for number, options in enumerate(({"partitions": 5}, {"memory_bytes": 1 << 12})):
+    for number, options in enumerate(({"partitions": 5}, {"memory_bytes": 1 << 16})):
         work = tmp_path / f"again{number}"
         run_stages(inputs, config, work, indexes=indexes[:2], **options)
         for name in ("removed.parquet", "superseded.parquet", "counts.json"):

@@ -25,8 +25,8 @@ LABELS = ("", "too short", "too odd")
 WORKSPACES: tuple[Mapping[str, Any], ...] = (
     {"partitions": 2},
     {"partitions": 7},
-    {"memory_bytes": 1 << 12},
-    {"memory_bytes": 1 << 18, "partitions": 3},
+    {"memory_bytes": 1 << 16},
+    {"memory_bytes": 1 << 20, "partitions": 3},
 )
 
 
