@@ -63,6 +63,9 @@ _OPEN_FILES = 64
 _GATHER_VALUES = 1 << 20
 _COPIED = ("size_bytes", "hash_low", "hash_high", "num_shingles", "order_key")
 _NO_PAIRS = frozenset({"ngram"})
+_NEEDED_FILES = frozenset({"documents.npy", "set_stops.npy", "sets.bin"})
+_FILES = _NEEDED_FILES | {"signatures.npy", "simhash.npy"}
+_RECORD = frozenset({"stamp", "sources", "count", "keep", "salt", "files"})
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         self.decided = Path(decided)
         self.status = Path(status or decided)
         self.folder = Path(folder)
+        self._source_numbers = {source.name: number for number, source in enumerate(self._sources())}
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Write ``index/``; rank 0 works, other ranks have nothing to do.
@@ -226,8 +230,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
                 for start in range(0, len(kept.order_N), _GATHER_ROWS):
                     chosen = kept.order_N[start : start + _GATHER_ROWS]
                     rows = np.zeros((len(chosen), *row_shape), dtype)
-                    for file in np.unique(kept.file_N[chosen]).tolist():
-                        mine = kept.file_N[chosen] == file
+                    for file, mine in _by_file(kept.file_N[chosen]):
                         rows[mine] = rows_of(file, kept.row_N[chosen[mine]])
                     writer.add(rows)
                 parts[f"{name}.npy"] = writer.finish()
@@ -239,7 +242,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         inputs = self.inputs[file]
         rows = np.zeros(len(row_N), INDEX_DTYPE)
         rows["id"] = document_ids(inputs.source, inputs.path, signed["record"], self.config.salt)
-        rows["source"] = [source.name for source in self._sources()].index(inputs.source)
+        rows["source"] = self._source_numbers[inputs.source]
         for name in _COPIED:
             rows[name] = signed[name]
         return rows
@@ -288,6 +291,13 @@ def _take(column: NDArray[Any] | None, row_N: NDArray[np.int64]) -> NDArray[Any]
     if column is None:
         raise AssertionError("a column that signing was not asked for")
     return column[row_N]
+
+
+def _by_file(file_C: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each file among ``file_C`` and its places there, ascending; not a pass over all places for each of many files."""
+    place_C = np.argsort(file_C, kind="stable")
+    files, first = np.unique(file_C[place_C], return_index=True)
+    yield from zip(files.tolist(), np.split(place_C, first[1:]), strict=True)
 
 
 def _portions(order_N: NDArray[np.int64], size_N: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -354,8 +364,11 @@ def load_index(folder: Path, config: DedupConfig) -> Index:
     """
     path = Path(folder) / INDEX_FILE
     record = _read_record(path)
-    if record["version"] != INDEX_VERSION:
-        raise RefusedError("TR-INDEX-OTHER", f"an Index of version {record['version']}", str(path), str(INDEX_VERSION))
+    if record.get("version") != INDEX_VERSION:
+        found = record.get("version")
+        raise RefusedError("TR-INDEX-OTHER", f"an Index of version {found}", str(path), str(INDEX_VERSION))
+    if not record.keys() >= _RECORD or not _NEEDED_FILES <= record["files"].keys() <= _FILES:
+        raise DamageError("TR-INDEX-DAMAGED", "no list of the files of an Index", str(path), ", ".join(sorted(_FILES)))
     _check_stamp(path, record["stamp"], index_stamp(config))
     parts = record["files"]
     arrays = {name: map_column(path.with_name(name), parts[name]) for name in parts if name != "sets.bin"}

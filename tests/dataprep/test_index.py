@@ -23,6 +23,7 @@ from dataprep.dedup.signatures import load_signed
 from dataprep.dedup.steps import DecideDocuments, SignDocuments
 from dataprep.documents import InputFile, Status
 from dataprep.kernels.documents import DocumentHasher
+from loader.canonical import canonical_json, digest_of
 from loader.errors import DamageError, RefusedError
 from loader.text.records import document_id
 
@@ -178,6 +179,28 @@ def test_damage_is_found_in_every_file(tmp_path: Path) -> None:
                 load_index(folder, config.dedup)
         path.write_bytes(data)
     assert len(load_index(folder, config.dedup).documents) > 0
+
+
+def test_a_record_that_no_index_has_is_refused(tmp_path: Path) -> None:
+    """It comes from elsewhere: a digest of its own says nothing of what it names."""
+    config = config_of()
+    folder, _, _ = build(tmp_path, config)
+    path = folder / "index.json"
+    record = json.loads(path.read_bytes())
+    del record["digest"]
+    files = record["files"]
+    elsewhere = {f"{folder}/sets.bin" if name == "sets.bin" else name: part for name, part in files.items()}
+    fewer = {name: part for name, part in files.items() if name != "set_stops.npy"}
+    no_count = {name: value for name, value in record.items() if name != "count"}
+    wrong = [{**record, "files": elsewhere}, {**record, "files": {**files, "../x.npy": files["documents.npy"]}}]
+    for changed in (*wrong, {**record, "files": fewer}, no_count):
+        path.write_bytes(canonical_json({**changed, "digest": digest_of(changed)}))
+        with pytest.raises(DamageError, match="TR-INDEX-DAMAGED"):
+            load_index(folder, config.dedup)
+    del record["version"]
+    path.write_bytes(canonical_json({**record, "digest": digest_of(record)}))
+    with pytest.raises(RefusedError, match="version None"):
+        load_index(folder, config.dedup)
 
 
 def test_what_was_decided_must_fit(tmp_path: Path) -> None:
