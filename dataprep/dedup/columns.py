@@ -8,6 +8,7 @@ rows and then of the header, if it has one. Shapes: N rows.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -103,7 +104,8 @@ class ColumnWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk refuses what is still buffered once more, and it goes away anyway
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -243,4 +245,26 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     writer = ColumnWriter(tmp_path / "c.npy", np.dtype("<u8"))
     with pytest.raises(OSError, match=r"c\.npy"), writer:
         writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_between_two_batches_is_named_and_nothing_stays(tmp_path: Path) -> None:
+    """Rows wait in a buffer: the refusal comes when the file is finished, and again when it is closed."""
+    code = f"""
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from dataprep.dedup.columns import ColumnWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+try:
+    with ColumnWriter(Path({str(tmp_path)!r}) / "c.npy", np.dtype("<u8")) as writer:
+        writer.add(np.zeros(64, np.uint64))
+        writer.finish()
+except OSError as error:
+    sys.exit(0 if str(error.filename).endswith("c.npy") else f"not named: {{error!r}}")
+sys.exit("not refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []
