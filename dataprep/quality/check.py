@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 from loader.errors import ConfigError
@@ -17,6 +18,8 @@ from .options import argument_problems, as_arguments
 
 __all__ = ["ReadyStep", "check_steps", "make_steps", "quality_versions"]
 
+_JUDGED_WITH = ("datatrove", "spacy", "ftfy", "fasttext-numpy2-wheel", "fasttext")
+"""Distributions whose versions shape what datatrove's filters say: most of them split words with spaCy."""
 ReadyStep = tuple[str, Judge | DatatroveStep]
 """A filter's name and the filter."""
 
@@ -67,9 +70,12 @@ def check_steps(steps: Sequence[QualityStep]) -> None:
 
 
 def quality_versions(steps: Sequence[QualityStep]) -> dict[str, object]:
-    """What besides the configuration shapes verdicts (JSON-able): the version of our filters, and of datatrove where
-    one of its filters is among ``steps``."""
+    """What besides the configuration shapes verdicts (JSON-able): the version of our filters; where one of datatrove's
+    is among ``steps``, those of datatrove and of what its filters judge with. Models and word lists that such a filter
+    fetches are not told apart."""
     versions: dict[str, object] = {"filters": FILTERS_VERSION}
     if any(step.datatrove is not None for step in steps):
-        versions["datatrove"] = importlib.metadata.version("datatrove")
+        for name in _JUDGED_WITH:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
     return versions

@@ -108,9 +108,7 @@ class FileScreen:
             else:
                 self._apply_datatrove(name, step, state, size_N)
         self._verdicts.append((batch.record_N, state.verdict_N))
-        for index, changed in sorted(state.changed.items()):
-            if state.verdict_N[index] == 0:
-                self._add_cuts(int(batch.record_N[index]), changed)
+        self._add_cuts(state)
 
     def _apply_judge(self, name: str, step: Judge, state: _Batch, size_N: NDArray[np.int64]) -> None:
         left = state.left()
@@ -164,12 +162,16 @@ class FileScreen:
         counts += (1, size_bytes)
         return self.labels.index(label)
 
-    def _add_cuts(self, record: int, changed: _Shortened) -> None:
-        rows = np.zeros(len(changed.cuts), CUT_DTYPE)
-        for row, (start, count, name) in zip(rows, changed.cuts, strict=True):
-            row["record"], row["byte_start"], row["byte_count"] = record, start, count
-            row["method"] = name.encode()
-        self._cuts.append(rows)
+    def _add_cuts(self, state: _Batch) -> None:
+        """Keep the cuts of the batch's documents that go on; one array, not one a document."""
+        cuts = [
+            (int(state.batch.record_N[index]), start, count, 0, False, name.encode())
+            for index, changed in sorted(state.changed.items())
+            if state.verdict_N[index] == 0
+            for start, count, name in changed.cuts
+        ]
+        if cuts:
+            self._cuts.append(np.array(cuts, CUT_DTYPE))
 
     def verdicts(self, num_records: int) -> NDArray[np.uint8]:
         """Verdict per record (R) of the whole file."""

@@ -3,6 +3,7 @@ themselves, and the screen as a whole."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import random
 import re
@@ -594,6 +595,19 @@ def test_every_filter_of_datatrove_is_known_and_none_downloads_to_be_named() -> 
     assert not {"BaseFilter", "BaseFormatter"} & known.keys()
     assert quality_versions([QualityStep(filter="periodic")]) == {"filters": 1}
     assert "datatrove" in quality_versions([QualityStep(datatrove="RegexFilter")])
+
+
+def test_versions_of_what_datatrove_judges_with_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "ftfy":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return f"{name} 1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = quality_versions([QualityStep(filter="periodic"), QualityStep(datatrove="GopherQualityFilter")])
+    assert found["datatrove"] == "datatrove 1"
+    assert found["spacy"] == "spacy 1"
+    assert "ftfy" not in found
 
 
 def test_files_do_not_depend_on_tasks_and_done_files_stay(tmp_path: Path) -> None:
