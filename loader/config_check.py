@@ -118,6 +118,8 @@ class _Checker:
 
     def value(self, node: Node, annotation: Any, where: Where) -> Any:
         """Any value."""
+        if annotation is Any:
+            return self.anything(node, where)
         origin = typing.get_origin(annotation)
         if origin in (typing.Union, types.UnionType):
             return self.union(node, typing.get_args(annotation), where)
@@ -204,6 +206,14 @@ class _Checker:
             return sum(field.required and name not in keys for name, field in _fields(cls).items())
 
         return self.dataclass(node, min(fitting, key=num_missing), where)
+
+    def anything(self, node: Node, where: Where) -> Any:
+        """A value that someone else checks: scalars, lists and mappings of them, at any depth."""
+        if isinstance(node.value, dict):
+            return self.mapping(node, Any, where)
+        if isinstance(node.value, list):
+            return self.sequence(node, list[Any], where)
+        return node.value
 
     def mapping(self, node: Node, annotation: Any, where: Where) -> Any:
         """A mapping whose keys are the user's."""
