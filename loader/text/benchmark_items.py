@@ -335,7 +335,11 @@ def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str
         ConfigError: no file, or a line that is no JSON object with those fields; it names the line.
     """
     root = Path(pattern).anchor
-    paths = sorted(Path(root).glob(pattern.removeprefix(root)) if root else base.glob(pattern))
+    try:
+        found = Path(root).glob(pattern.removeprefix(root)) if root else base.glob(pattern)
+        paths = sorted(path for path in found if not path.is_dir())
+    except ValueError as error:
+        raise ConfigError("TR-BENCHMARK-FILES", f"no pattern: {error}", pattern or "''", "a path or pattern") from error
     if not paths:
         raise ConfigError("TR-BENCHMARK-FILES", "no such file of benchmark items", str(base / pattern))
     import pyarrow as pa
@@ -343,15 +347,19 @@ def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str
     items = []
     for path in paths:
         name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
-        with pa.input_stream(str(path), compression="detect") as stream:
-            lines = stream.read().split(b"\n")
+        try:
+            with pa.input_stream(str(path), compression="detect") as stream:
+                lines = stream.read().split(b"\n")
+        except (OSError, ValueError) as error:
+            message = f"cannot read benchmark items: {error}"
+            raise ConfigError("TR-BENCHMARK-FILES", message, str(path), "a whole file of lines") from error
         for number, line in enumerate(lines):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
                 *first, last = (_plain(row[field]) for field in fields)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(
                     "TR-BENCHMARK-ITEM", f"no item: {type(error).__name__}: {error}", f"{path}, line {number}",
                     f"a JSON object with text under {', '.join(fields)}", "mend the line, or name other fields",
