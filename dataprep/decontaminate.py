@@ -17,7 +17,8 @@ planted a sample of the items and found all of them.
 
 ``JudgeDocuments`` (one task) writes::
 
-    verdict.00012.npy      uint8 per record: 0 = goes on, k = label k; all 0 unless action is drop
+    verdict.00012.npy      uint8 per record: 0 = goes on, k = label k. drop: what is contaminated; cut: of that, what
+                           would be left with white space at most; report: nothing
     cuts.00012.npy         CUT_DTYPE, method "decontaminate"; empty unless action is cut
     screen.00012.json      {"labels": ["", "decontaminate: gsm8k", ...], "report": {documents, contaminated}}
     contamination.parquet  every hit: document u8, source, file, record, benchmark, split, item, score, matched, grams,
@@ -189,10 +190,13 @@ class JudgeDocuments(PipelineStep):  # type: ignore[misc]
     def _write_file(self, file: int, one: FileFound, index: ItemIndex) -> None:
         labels = ["", *(f"{METHOD}: {name}" for name in sorted(self.config.benchmarks))]
         verdict_R = np.zeros(one.num_records, np.uint8)
-        if self.config.action == "drop":
+        emptied, cuts_C = set(one.emptied.tolist()), np.zeros(0, CUT_DTYPE)
+        if self.config.action != "report":
             for record, benchmark in _worst(one, index).items():
-                verdict_R[record] = labels.index(f"{METHOD}: {benchmark}")
-        cuts_C = _cuts(one.ranges) if self.config.action == "cut" else np.zeros(0, CUT_DTYPE)
+                if self.config.action == "drop" or record in emptied:
+                    verdict_R[record] = labels.index(f"{METHOD}: {benchmark}")
+        if self.config.action == "cut":
+            cuts_C = _cuts(one.ranges[~np.isin(one.ranges["record"], one.emptied)])
         report = {
             "documents": one.num_documents,
             "contaminated": len(np.unique(one.hits["record"])),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from loader.errors import DamageError
 
 from .cuts import load_cuts, union_by_record
+from .documents import Status
 
 __all__ = ["Fates", "check_cut"]
 
@@ -27,16 +28,41 @@ class Fates:
         status: folder of the last stage that wrote ``status.<file>.npy``.
         cuts: folders of the stages that wrote ``cuts.<file>.npy``.
         tables: folders with a ``removed.parquet``, in order.
+        signed: folder of the sign stage, with the sizes of texts. With it, documents that several stages together cut
+            from their first byte to their last are removed: nothing of them is left to train on.
     """
 
     status: Path
     cuts: tuple[Path, ...] = ()
     tables: tuple[Path, ...] = ()
+    signed: Path | None = None
 
     def status_of_file(self, file: int) -> NDArray[np.uint8]:
         """Status of each of the file's R records."""
         status_R: NDArray[np.uint8] = np.load(self.status / f"status.{file:05d}.npy", allow_pickle=False)
+        for record, status, _ in self.emptied_of_file(file):
+            status_R[record] = status
         return status_R
+
+    def emptied_of_file(self, file: int) -> list[tuple[int, Status, str]]:
+        """Documents that were kept or held out, and that all cuts together leave nothing of: record, status, reason."""
+        if self.signed is None or not self.cuts:
+            return []
+        cuts_C = self.cuts_of_file(file)
+        if not len(cuts_C):
+            return []
+        status_R = np.load(self.status / f"status.{file:05d}.npy", allow_pickle=False)
+        documents_D = np.load(self.signed / f"documents.{file:05d}.npy", allow_pickle=False)
+        size_R = np.full(len(status_R), np.iinfo(np.int64).max)
+        size_R[documents_D["record"]] = documents_D["size_bytes"]
+        cut_R = np.bincount(cuts_C["record"], weights=cuts_C["byte_count"], minlength=len(status_R))
+        maybe_R = (cut_R >= size_R) & ((status_R == Status.KEPT) | (status_R == Status.HELD_OUT))
+        emptied = []
+        for record, ranges in union_by_record(cuts_C[maybe_R[cuts_C["record"]]]).items():
+            if ranges == [(0, int(size_R[record]))]:
+                methods = sorted({name.decode() for name in cuts_C["method"][cuts_C["record"] == record].tolist()})
+                emptied.append((record, _emptied_by(methods), f"cut whole: {', '.join(methods)}"))
+        return emptied
 
     def cuts_of_file(self, file: int) -> NDArray[Any]:
         """All cuts of the file (C), rows of ``CUT_DTYPE``."""
@@ -45,6 +71,13 @@ class Fates:
     def ranges_of_file(self, file: int) -> dict[int, list[tuple[int, int]]]:
         """Record -> disjoint ascending byte ranges that are cut; {} without cutting stages."""
         return union_by_record(self.cuts_of_file(file)) if self.cuts else {}
+
+
+def _emptied_by(methods: list[str]) -> Status:
+    """The last of the stages that cut a document whose cuts have these methods."""
+    if "ngram" in methods:
+        return Status.REMOVED_NGRAM
+    return Status.REMOVED_CONTAMINATED if "decontaminate" in methods else Status.REMOVED_QUALITY
 
 
 def check_cut(text: bytes, cut: list[tuple[int, int]], place: str) -> None:

@@ -39,8 +39,8 @@ __all__ = ["STAGES", "Pipeline", "locked", "plan_pipeline"]
 STAGES: Mapping[str, int] = {
     "quality": 1,
     "items": 1,
-    "contamination": 1,
-    "decontaminate": 1,
+    "contamination": 2,
+    "decontaminate": 2,
     "sign": 2,
     "decide": 2,
     "anchors": 1,

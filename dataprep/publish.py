@@ -8,6 +8,7 @@ Dataset's rename is the commit. A job killed anywhere between is finished by the
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from .config import semantic_of
 from .mix_stage import REMOVED_SCHEMA
 from .pipeline import Pipeline
 from .places import SPLITS, existing_build, index_output, split_outputs
-from .tables import CUTS_SCHEMA, copy_tables, cut_batches, write_batches
+from .tables import CUTS_SCHEMA, copy_tables, cut_batches, emptied_batches, rows_of, write_batches
 
 __all__ = ["Published", "publish", "publish_index"]
 
@@ -140,8 +141,10 @@ def _write_tables(pipeline: Pipeline, folder: Path) -> list[str]:
     """removed (screens and deduplication, then mix), rejected, cuts and what else the stages list; their names."""
     decided = pipeline.folder("decide")
     removed = [table / "removed.parquet" for table in pipeline.fates().tables]
-    removed.append(pipeline.folder("mix") / "mixed_out.parquet")
-    copy_tables(folder / "removed.parquet", removed, REMOVED_SCHEMA)
+    mixed_out = pipeline.folder("mix") / "mixed_out.parquet"
+    emptied = emptied_batches(pipeline, REMOVED_SCHEMA)
+    rows = itertools.chain(rows_of(removed, REMOVED_SCHEMA), emptied, rows_of([mixed_out], REMOVED_SCHEMA))
+    write_batches(folder / "removed.parquet", REMOVED_SCHEMA, rows)
     rejected = decided / "rejected.parquet"
     copy_tables(folder / "rejected.parquet", [rejected], pq.read_schema(rejected))
     write_batches(folder / "cuts.parquet", CUTS_SCHEMA, cut_batches(pipeline))

@@ -62,6 +62,7 @@ def fates_of(folders: Mapping[str, Path]) -> Fates:
         status=folders.get("spans", folders["decide"]),
         cuts=tuple(folders[name] for name in (*SCREENS, "spans") if name in folders),
         tables=tuple(folders[name] for name in ("decide", "spans") if name in folders),
+        signed=folders["sign"],
     )
 
 

@@ -17,7 +17,7 @@ from loader.text.records import document_ids
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "write_batches"]
+__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "emptied_batches", "rows_of", "write_batches"]
 
 CUTS_SCHEMA = pa.schema(
     [
@@ -71,10 +71,11 @@ def _regrouped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 def copy_tables(path: Path, parts: Sequence[Path], schema: pa.Schema) -> None:
     """All rows of ``parts`` one after another in one table of ``schema``; a column that a part lacks is null."""
-    write_batches(path, schema, _rows_of(parts, schema))
+    write_batches(path, schema, rows_of(parts, schema))
 
 
-def _rows_of(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_of(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of tables one after another, as batches of ``schema``."""
     for part in parts:
         with pq.ParquetFile(part) as file:
             for batch in file.iter_batches(_ROWS_PER_GROUP):
@@ -85,6 +86,21 @@ def _rows_of(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatc
                     for field in schema
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def emptied_batches(pipeline: Pipeline, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows of removed.parquet (``schema``) for documents that several stages together cut whole; no witness."""
+    fates, salt = pipeline.fates(), pipeline.job.config.seed
+    for number, file in enumerate(pipeline.job.inputs):
+        rows = [
+            {"source": file.source, "file": file.path, "record": record, "method": status.method, "reason": reason}
+            for record, status, reason in fates.emptied_of_file(number)
+        ]
+        if rows:
+            records_K = np.array([row["record"] for row in rows], np.int64)
+            for row, document in zip(rows, document_ids(file.source, file.path, records_K, salt).tolist(), strict=True):
+                row["document"] = document
+            yield pa.RecordBatch.from_pylist(rows, schema)
 
 
 def cut_batches(pipeline: Pipeline) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,8 @@
 hits.00012.npy        HIT_DTYPE: record, item, form, matched, byte_start, byte_stop, by record and item
 hit_grams.00012.npy   HIT_GRAM_DTYPE: (row number of the hit, gram)
 ranges.00012.npy      RANGE_DTYPE: what the matched grams of the hits cover
+emptied.00012.npy     int64, ascending: records of which only white space is left without these ranges and without what
+                      earlier screens cut
 grams.00012.npy       int64 (gram, documents of the file that hold it), ascending by gram
 found.00012.json      num_records, num_documents, searched (false where the source opts out); last = done
 """
@@ -21,14 +23,15 @@ from loader.canonical import canonical_json
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
-from ..documents import InputFile
+from ..cuts import CUT_DTYPE, kept_pieces, load_cuts, union_by_record
+from ..documents import DocumentBatch, InputFile
 from ..formats import ReadOptions, RejectSink, read_file
 from ..stages import read_json
 from .search import HIT_DTYPE, HIT_GRAM_DTYPE, RANGE_DTYPE, Found, ItemFinder
 
 __all__ = ["FileFound", "is_searched", "load_found", "search_file"]
 
-_KINDS = ("hits", "hit_grams", "ranges", "grams")
+_KINDS = ("hits", "hit_grams", "ranges", "emptied", "grams")
 SCREEN = "decontaminate"
 
 
@@ -39,6 +42,7 @@ class FileFound:
     hits: NDArray[Any]
     hit_grams: NDArray[Any]
     ranges: NDArray[Any]
+    emptied: NDArray[np.int64]
     grams: NDArray[np.int64]
     num_records: int
     num_documents: int
@@ -65,6 +69,21 @@ def _join(parts: Sequence[Found]) -> dict[str, NDArray[Any]]:
     }
 
 
+def _emptied(batch: DocumentBatch, found: Found, earlier: NDArray[Any]) -> NDArray[np.int64]:
+    """Records of which the ranges found, and the cuts of earlier screens (``earlier``), leave white space at most."""
+    records = np.unique(found.ranges["record"])
+    rows = np.zeros(len(found.ranges), CUT_DTYPE)
+    for name in ("record", "byte_start", "byte_count"):
+        rows[name] = found.ranges[name]
+    cuts = union_by_record(np.concatenate((rows, earlier[np.isin(earlier["record"], records)])))
+    emptied = []
+    for record in records.tolist():
+        text = batch.text[int(np.searchsorted(batch.record_N, record))].as_py().encode()
+        if not any(text[start:stop].decode().strip() for start, stop in kept_pieces(cuts[record], len(text))):
+            emptied.append(record)
+    return np.array(emptied, np.int64)
+
+
 def _wanted(screens: Sequence[Path], file: int, searched: bool) -> NDArray[np.bool_] | None:
     """Records to look at: those that all earlier screens let go on; None = all."""
     if not searched:
@@ -88,13 +107,16 @@ def search_file(
     searched = SCREEN not in inputs.opt_out
     sink = RejectSink()
     parts = []
+    emptied = [np.zeros(0, np.int64)]
     num_documents = 0
+    earlier = load_cuts(screens if searched else (), file)
     keep_R = _wanted(screens, file, searched)
     for batch in read_file(inputs, file, options=options, keep_R=keep_R, rejects=sink):
         if searched:
             num_documents += len(batch.text)
             parts.append(finder.find(batch.text, batch.record_N))
-    arrays = _join(parts)
+            emptied.append(_emptied(batch, parts[-1], earlier))
+    arrays = {**_join(parts), "emptied": np.concatenate(emptied)}
     for kind in _KINDS:
         write_atomic(folder / f"{kind}.{file:05d}.npy", npy_bytes(arrays[kind]))
     num_records = sink.summary.num_records if sink.summary is not None else 0
@@ -115,6 +137,8 @@ def load_found(folder: Path, file: int) -> FileFound:
         DamageError: the file's counts are missing or damaged.
     """
     counts = read_json(folder / f"found.{file:05d}.json")
-    hits, hit_grams, ranges, grams = (np.load(folder / f"{kind}.{file:05d}.npy", allow_pickle=False) for kind in _KINDS)
+    hits, hit_grams, ranges, emptied, grams = (
+        np.load(folder / f"{kind}.{file:05d}.npy", allow_pickle=False) for kind in _KINDS
+    )
     numbers = (counts["num_records"], counts["num_documents"], counts["searched"])
-    return FileFound(hits, hit_grams, ranges, grams, *numbers)
+    return FileFound(hits, hit_grams, ranges, emptied, grams, *numbers)

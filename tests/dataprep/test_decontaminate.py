@@ -13,6 +13,7 @@ import pytest
 from support.contamination import Screened, configuration, scores_of, screen, write_items
 from support.dedup_runs import Source, write_sources
 
+from dataprep.cuts import CUT_DTYPE, save_cuts
 from dataprep.decontaminate import IndexItems, items_identity
 from dataprep.decontamination.canary import DISGUISES, check_canary, sample_items
 from dataprep.decontamination.files import load_found, search_file
@@ -233,6 +234,8 @@ def test_screened_records_and_sources_that_opt_out_are_left_alone(tmp_path: Path
     np.save(quality / "verdict.00000.npy", np.array([0, 2, 0, 1], np.uint8))
     for file, records in enumerate((3, 0, 0), 1):
         np.save(quality / f"verdict.{file:05d}.npy", np.zeros(records, np.uint8))
+    for file in range(len(inputs)):
+        save_cuts(quality, file, np.zeros(0, CUT_DTYPE))
     done = screen(inputs, configuration(), tmp_path, screens=[quality])
     assert [done.dropped(file) for file in range(4)] == [{0, 2}, set(), set(), set()]
     assert [len(verdict_R) for verdict_R in done.verdicts] == [4, 3, 0, 0]
