@@ -45,7 +45,7 @@ from dataprep.documents import InputFile, Status
 SIGNATURES = 20_000_000
 SIGNATURE_MEMORY = 3 << 30
 TEXTS = 2_000_000
-TEXT_MEMORY = 640 << 20
+TEXT_MEMORY = 512 << 20
 """``memory_bytes`` of the text part; the program and its libraries (some 270 MB) come on top."""
 NUM_PERMUTATIONS = 128
 FILE_ROWS = 50_000

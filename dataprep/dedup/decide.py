@@ -160,8 +160,13 @@ class _Decider:
         linking = self.holdout.fraction > 0
         lowest = min(self.config.threshold, self.holdout.linked_at) if linking else self.config.threshold
         candidate_L = np.zeros(len(group.head_L), np.uint8)
-        find_candidates(group.buckets, self._rules(group, lowest), candidate_L)
-        forget_pages(group.signature_LK)
+        rules, count = self._rules(group, lowest), len(group.buckets.fill_G)
+        step = max(1, count)
+        if number in groups.too_large:
+            step = max(1, count * _STEP_HEADS // len(group.buckets.member_M))
+        for first in range(0, count, step):
+            find_candidates(group.buckets, rules, candidate_L, (first, min(count, first + step)))
+            forget_pages(group.signature_LK)
         needed: NDArray[np.int64] = group.head_L[candidate_L != 0]
         return needed
 

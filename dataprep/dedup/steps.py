@@ -56,7 +56,7 @@ from .decide import Decision, Reads, decide, pair_methods
 from .index import Index, load_index
 from .minhash import miss_table
 from .screens import Screens
-from .spill import Workspace, scratch_folder
+from .spill import Workspace, forget_pages, scratch_folder
 from .table import DocumentTable, SignedFile, make_table
 
 __all__ = ["DecideDocuments", "SignDocuments"]
@@ -238,6 +238,7 @@ class _Fates:
         going = number_D >= 0
         status_D[going] = self._status_N[number_D[going]]
         sizes = np.ascontiguousarray(documents["size_bytes"])
+        forget_pages(documents)
         return outputs.FileFates(record_D, sizes, number_D, status_D, self._id_P[mine], reason_D)
 
     def removal_rows(self, superseding: bool) -> Iterator[pa.RecordBatch]:
@@ -257,10 +258,11 @@ def _all_ids(
     Raises:
         JobError: two documents share an id; another seed parts them.
     """
-    parts = [
-        document_ids(one.source, one.path, np.ascontiguousarray(load(file).documents["record"]), salt)
-        for file, one in enumerate(inputs)
-    ]
+    parts = []
+    for file, one in enumerate(inputs):
+        documents = load(file).documents
+        parts.append(document_ids(one.source, one.path, np.ascontiguousarray(documents["record"]), salt))
+        forget_pages(documents)
     id_P = np.concatenate([np.zeros(0, np.uint64), *parts])
     ordered = np.sort(id_P)
     same = np.flatnonzero(ordered[1:] == ordered[:-1])

@@ -17,6 +17,7 @@ from loader.errors import JobError
 
 from ..documents import InputFile, Status
 from .config import DedupConfig
+from .spill import forget_pages
 
 if TYPE_CHECKING:
     from .index import Index
@@ -240,6 +241,7 @@ def _gather(
         columns.add(documents, file, constant * names.index(one.source), constant * one.rank)
         gone = screened(file)
         kept = np.arange(len(documents)) if gone is None else np.flatnonzero(~gone[documents["record"]])
+        forget_pages(documents)
         going.append((start + kept).astype(np.int32))
         start += len(documents)
     if start > _MOST_DOCUMENTS:

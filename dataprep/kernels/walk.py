@@ -129,12 +129,15 @@ def _similarity(rules: Rules, sets: Sets, a: Any, b: Any) -> Any:
 
 
 @kernel
-def find_candidates(buckets: Buckets, rules: Rules, candidate_L: Any) -> None:
-    """Set ``candidate_L`` (uint8) for documents with a bucket mate whose signed columns do not rule out similarity:
-    their texts are needed. A pair of which both are candidates already is not looked at; in a bucket of more than
-    ``EXHAUSTIVE`` members all are candidates, so that the work stays linear."""
+def find_candidates(buckets: Buckets, rules: Rules, candidate_L: Any, span: tuple[int, int]) -> None:
+    """Set ``candidate_L`` (uint8) for documents with a mate in a bucket of ``span`` (first, last + 1) whose
+    signed columns do not rule out similarity: their texts are needed.
+
+    A pair of which both are candidates already is not looked at; in a bucket of more than ``EXHAUSTIVE`` members all
+    are candidates, so that the work stays linear.
+    """
     member_M, start_G = buckets.member_M, buckets.start_G
-    for bucket in range(start_G.shape[0] - 1):
+    for bucket in range(span[0], span[1]):
         check = rules.check_T[buckets.method_G[bucket]]
         start, stop = start_G[bucket], start_G[bucket + 1]
         if check == CHECK_CONTENT:
