@@ -23,6 +23,7 @@ from loader.files import hash_file
 from loader.settings import to_plain
 
 from .buckets import Bucket, BuildFolders
+from .dedup.order_keys import order_field
 from .fates import Fates
 from .job import Job
 from .normalize import RULES_VERSION, UNICODE_VERSION
@@ -164,35 +165,46 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
 def _plan_screens(plans: _StagePlans, job: Job) -> list[str]:
     """Add the screens that are configured; the names of those that leave verdicts, in order."""
     config, files = job.config, len(job.inputs)
-    identity = _input_identity(job)
-    rules = {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
+    reading = {"line_limit_bytes": config.ingest.line_limit_bytes, **_rules()}
     screens = []
     if config.quality:
-        steps = {"quality": to_plain(config.quality), "ingest": to_plain(config.ingest), **rules}
         from .quality.check import quality_versions
 
-        plans.add("quality", {**steps, **quality_versions(config.quality)}, [], files, [identity])
+        names = {"quality", *(step.name for step in config.quality)}
+        plain = {"quality": to_plain(config.quality), **reading, **quality_versions(config.quality)}
+        plans.add("quality", plain, [], files, [_read_identity(job), _opt_outs(job, names)])
         screens.append("quality")
     if config.decontaminate.benchmarks:
         from .decontamination.items import items_identity
 
-        plain = {"decontaminate": to_plain(config.decontaminate), "ingest": to_plain(config.ingest), **rules}
-        plans.add("items", {**plain, "seed": config.seed}, [], 1, items_identity(config.decontaminate, job.base))
-        plans.add("contamination", plain, ["items", *screens], files, [identity])
-        plans.add("decontaminate", {**plain, "seed": config.seed}, ["contamination"], 1)
+        rule = _plain(config.decontaminate)
+        del rule["benchmarks"]  # their items, whatever the path: see items_identity
+        judged = {name: rule.pop(name) for name in ("action", "frequent_documents")}
+        seed, threshold = {"seed": config.seed}, {"threshold": config.decontaminate.threshold}
+        plans.add("items", {**rule, **seed, **_rules()}, [], 1, items_identity(config.decontaminate, job.base))
+        found = [_read_identity(job), _opt_outs(job, {"decontaminate"})]
+        plans.add("contamination", {**threshold, **reading}, ["items", *screens], files, found)
+        ranks = [file.rank for file in job.inputs]
+        plans.add("decontaminate", {**judged, **threshold, **seed, **_rules()}, ["contamination"], 1, ranks)
         screens.append("decontaminate")
     return screens
+
+
+def _rules() -> dict[str, Any]:
+    return {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
 
 
 def _plan_dedup(plans: _StagePlans, job: Job, screens: Sequence[str]) -> None:
     """Signing, deciding, and what follows from the methods."""
     config, files = job.config, len(job.inputs)
-    rules = {"rules_version": RULES_VERSION, "unicode_version": UNICODE_VERSION}
-    plans.add("sign", {**_what_signing_uses(job), **rules}, [], files, [_input_identity(job)])
+    rules = _rules()
+    plans.add("sign", {**_what_signing_uses(job), **rules}, [], files, [_read_identity(job), _order_fields(job)])
     decide = _plain(decide_config(job))
-    del decide["dedup"]["write_index"]  # another result beside the same decisions
+    for name in ("write_index", "ngram", "against"):  # results beside the same decisions; Indexes by what they hold
+        del decide["dedup"][name]
     indexes = [hash_file(find_index(job.base, name) / "index.json") for name in config.dedup.against]
-    plans.add("decide", {**decide, **rules}, ["sign", *screens], 1, indexes)
+    priorities = [[file.rank, list(file.opt_out)] for file in job.inputs]
+    plans.add("decide", {**decide, **rules}, ["sign", *screens], 1, [indexes, priorities])
     last = "decide"
     if "ngram" in config.dedup.methods:
         plain = {"ngram": to_plain(config.dedup.ngram), "seed": config.seed, **rules}
@@ -207,12 +219,11 @@ def _plan_dedup(plans: _StagePlans, job: Job, screens: Sequence[str]) -> None:
 
 def _what_signing_uses(job: Job) -> dict[str, Any]:
     """Only what shapes signatures: another threshold or policy must not read a large corpus again."""
-    dedup = job.config.dedup
-    methods = sorted({"minhash", "simhash"} & set(dedup.methods))
+    dedup, minhash = job.config.dedup, job.config.dedup.minhash
     return {
-        "ingest": to_plain(job.config.ingest),
-        "methods": methods,
-        "minhash": to_plain(dedup.minhash) if "minhash" in methods else None,
+        "line_limit_bytes": job.config.ingest.line_limit_bytes,
+        "minhash": [minhash.num_permutations, minhash.seed] if "minhash" in dedup.methods else None,
+        "simhash": "simhash" in dedup.methods,
         "order_by": dedup.keep if dedup.keep in ("newest", "quality") else None,
     }
 
@@ -259,18 +270,19 @@ def _plain(config: object) -> dict[str, Any]:
     return plain
 
 
-def _input_identity(job: Job) -> list[object]:
-    """Inputs as digests see them; the order of sources is their priority."""
-    return [
-        [
-            *raw.identity(),
-            file.rank,
-            file.format,
-            [file.text_field, file.date_field, file.quality_field],
-            list(file.opt_out),
-        ]
-        for raw, file in zip(job.raw, job.inputs, strict=True)
-    ]
+def _read_identity(job: Job) -> list[object]:
+    """Inputs as whoever reads their texts sees them, in the order of their numbers."""
+    return [[*raw.identity(), file.format, file.text_field] for raw, file in zip(job.raw, job.inputs, strict=True)]
+
+
+def _order_fields(job: Job) -> list[object]:
+    """The field that the keep policy reads of each input."""
+    return [order_field(file, job.config.dedup.keep) for file in job.inputs]
+
+
+def _opt_outs(job: Job, names: set[str]) -> list[object]:
+    """Which of ``names`` each input opts out of."""
+    return [sorted(names & set(file.opt_out)) for file in job.inputs]
 
 
 def _model_hash(model: Path) -> str:
