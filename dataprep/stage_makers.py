@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,10 +123,11 @@ def _sign(parts: StageParts) -> tuple[PipelineStep, ...]:
 def _decide(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .dedup.steps import DecideDocuments
 
-    job, folders = parts.job, parts.folders
+    job, folders, config = parts.job, parts.folders, decide_config(parts.job)
     step = DecideDocuments(
         job.inputs,
-        decide_config(job),
+        # An Index may be asked for later, of these very decisions: they leave the priorities that it needs either way.
+        replace(config, dedup=replace(config.dedup, write_index=True)),
         folders["sign"],
         folders["decide"],
         screens=[(status, folders[name]) for name, status in SCREENS.items() if name in folders],

@@ -202,7 +202,7 @@ def test_a_later_job_against_the_index(built: Built, tmp_path: Path) -> None:
 
 
 def test_an_index_asked_for_later_or_moved_away_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dedup: dict[str, Any] = {"methods": ["exact", "ngram"]}
+    dedup: dict[str, Any] = {"methods": ["exact"]}
     changes: dict[str, Any] = {"quality": [], "decontaminate": {}, "holdout": {"fraction": 0}}
     sources = {"web": web_texts()}
     first = build(write_job(tmp_path, sources, **changes, dedup=dedup))
