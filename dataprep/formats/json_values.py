@@ -14,13 +14,26 @@ from numpy.typing import NDArray
 
 from ..documents import RejectReason
 from ..kernels.jit import helper, kernel
-from ..kernels.vectors import count_trailing_zeros, load32, load64, masks_copy, masks_special, masks_utf8
+from ..kernels.vectors import (
+    COMPRESSES,
+    count_ones,
+    count_trailing_zeros,
+    load32,
+    load64,
+    mask_high,
+    masks_copy,
+    masks_special,
+    masks_utf8,
+    unescape_block,
+)
 
 __all__ = [
     "COLON",
     "COMMA",
     "MAX_DEPTH",
     "QUOTE",
+    "decode_by_blocks",
+    "decode_by_segments",
     "decode_string",
     "is_utf8",
     "skip_space",
@@ -121,34 +134,67 @@ def _put_code_point(out: Any, o: Any, value: Any) -> Any:
 
 
 @kernel
-def decode_string(data: Any, i: Any, out: Any, o: Any) -> tuple[Any, Any]:
-    """``i`` after the opening quote: decodes into ``out[o:]``; (index after the closing quote, end in out) or
-    (-reason, 0)."""
+def decode_by_segments(data: Any, i: Any, out: Any, o: Any) -> tuple[Any, Any]:
+    """``decode_string`` for any processor: the mask of 64 bytes is made once, then each stretch between two escapes is
+    copied; nothing of an escape is waited for by the next one but its place in ``out``."""
     while True:
         special = masks_copy(data, i, out, o)
-        if special == _ZERO:
+        done = np.int64(0)  # bytes of the block that are decoded
+        while special != _ZERO:
+            at = count_trailing_zeros(special)
+            o += at - done
+            if data[i + at] == QUOTE:
+                return i + at + 1, o
+            if data[i + at] != _BACKSLASH:
+                return np.int64(-_SYNTAX), np.int64(0)
+            value = _ESCAPES[data[i + at + 1]]
+            if value == 0:
+                if data[i + at + 1] != 0x75:
+                    return np.int64(-_SYNTAX), np.int64(0)
+                i, code_point = _read_unicode_escape(data, i + at)
+                if i < 0:
+                    return i, np.int64(0)
+                o = _put_code_point(out, o, code_point)
+                done = np.int64(64)
+                break
+            out[o] = value
+            o += 1
+            done = at + 2
+            special &= np.uint64(0xFFFFFFFFFFFFFFFC) << np.uint64(at)
+            masks_copy(data, i + done, out, o)
+        else:
+            o += max(64 - done, 0)
+            i += max(done, 64)
+
+
+@kernel
+def decode_by_blocks(data: Any, i: Any, out: Any, o: Any) -> tuple[Any, Any]:
+    """``decode_string`` where ``COMPRESSES``: no branch for an escape of two characters."""
+    carry = _ZERO
+    while True:
+        begins, events = unescape_block(data, (i, o), out, carry)
+        if events == _ZERO:
+            o += np.int64(count_ones(~begins))
             i += 64
-            o += 64
+            carry = begins >> np.uint64(63)
             continue
-        plain = count_trailing_zeros(special)
-        i += plain
-        o += plain
+        at = count_trailing_zeros(events)
+        o += np.int64(count_ones(~begins & ((events & (_ZERO - events)) - _ONE)))
+        i += at
         if data[i] == QUOTE:
             return i + 1, o
-        if data[i] != _BACKSLASH:
+        if data[i] != 0x75:
             return np.int64(-_SYNTAX), np.int64(0)
-        value = _ESCAPES[data[i + 1]]
-        if value != 0:
-            out[o] = value
-            i += 2
-            o += 1
-        elif data[i + 1] == 0x75:
-            i, code_point = _read_unicode_escape(data, i)
-            if i < 0:
-                return i, np.int64(0)
-            o = _put_code_point(out, o, code_point)
-        else:
-            return np.int64(-_SYNTAX), np.int64(0)
+        i, code_point = _read_unicode_escape(data, i - 1)
+        if i < 0:
+            return i, np.int64(0)
+        o = _put_code_point(out, o, code_point)
+        carry = _ZERO
+
+
+decode_string = decode_by_blocks if COMPRESSES else decode_by_segments
+"""``i`` after the opening quote: decodes into ``out[o:]``, of which 64 bytes more than needed may be written; (index
+after the closing quote, end in out) or (-reason, 0)."""
 
 
 @kernel
@@ -291,6 +337,9 @@ def is_utf8(data: Any, start: Any, stop: Any) -> bool:
     second, third, fourth = _ZERO, _ZERO, _ZERO  # bits carried over: a continuation must come here
     after_e0, after_ed, after_f0, after_f4 = _ZERO, _ZERO, _ZERO, _ZERO
     for at in range(start, stop, 64):
+        if (mask_high(data, at) | second | third | fourth) == _ZERO:
+            after_e0, after_ed, after_f0, after_f4 = _ZERO, _ZERO, _ZERO, _ZERO
+            continue
         c, two, three, four, bad, e0, ed, f0, f4, below_a0, below_90 = masks_utf8(data, at)
         if stop - at < 64:
             inside = (_ONE << np.uint64(stop - at)) - _ONE

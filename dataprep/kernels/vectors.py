@@ -12,10 +12,12 @@ from typing import Any
 from llvmlite import ir
 from numba import types as _numba_types
 from numba.core import cgutils as _numba_cgutils
+from numba.core.registry import cpu_target as _cpu_target
 
 from .jit import intrinsic
 
 __all__ = [
+    "COMPRESSES",
     "count_ones",
     "count_trailing_zeros",
     "load32",
@@ -23,11 +25,13 @@ __all__ = [
     "load_byte",
     "lower_8",
     "lower_32",
+    "mask_high",
     "masks_copy",
     "masks_line",
     "masks_special",
     "masks_utf8",
     "masks_word",
+    "unescape_block",
 ]
 
 types: Any = _numba_types
@@ -37,6 +41,16 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_BYTE, 64)
 Codegen = Callable[[Any, Any, Any, Any], Any]
+
+
+def _target_features() -> set[str]:
+    """What kernels are compiled for: this processor's features unless numba was told otherwise."""
+    target: Any = _cpu_target
+    return set(target.target_context.codegen().magic_tuple()[2].split(","))
+
+
+COMPRESSES = _target_features() >= {"+avx512vbmi", "+avx512vbmi2"}
+"""Whether ``unescape_block`` compiles: x86 from Ice Lake and Zen 4 on (numba keeps compiled code apart by features)."""
 
 
 def _constant(value: int) -> Any:
@@ -138,6 +152,17 @@ def _special(builder: Any, block: Any) -> Any:
 
 
 @intrinsic
+def mask_high(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
+    """Bytes above 127."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = _block(context, builder, signature, arguments)
+        return _masks(context, builder, signature, [builder.icmp_signed("<", block, _constant(0))])
+
+    return types.uint64(data, types.int64), codegen
+
+
+@intrinsic
 def masks_special(typingctx: Any, data: Any, offset: Any) -> tuple[Any, Codegen]:
     """Bytes that end a plain stretch of a JSON string: quote, backslash, control characters."""
 
@@ -160,6 +185,66 @@ def masks_copy(typingctx: Any, data: Any, offset: Any, target: Any, target_offse
         return _masks(context, builder, signature, [_special(builder, block)])
 
     return types.uint64(data, types.int64, target, types.int64), codegen
+
+
+def _simple_escapes() -> list[int]:
+    """What a character after a backslash stands for, 0 = it needs more (u) or is not allowed."""
+    table = [0] * 128
+    for escape, value in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+        table[escape] = value
+    return table
+
+
+def _escape_bits(builder: Any, backslashes: Any, carry: Any) -> tuple[Any, Any]:
+    """(backslashes that begin an escape, characters that end one); ``carry`` 1 if the first byte ends one. A run of
+    backslashes is told apart by an addition that carries along it (simdjson's method)."""
+
+    def constant(value: int) -> Any:
+        return ir.Constant(_I64, value)
+
+    odd = constant(0xAAAAAAAAAAAAAAAA)
+    may_begin = builder.and_(backslashes, builder.not_(carry))
+    series = builder.sub(builder.or_(builder.shl(may_begin, constant(1)), odd), may_begin)
+    ends_and_terminal = builder.xor(series, odd)
+    escaped = builder.xor(ends_and_terminal, builder.or_(backslashes, carry))
+    return builder.and_(ends_and_terminal, backslashes), escaped
+
+
+@intrinsic
+def unescape_block(typingctx: Any, data: Any, place: Any, target: Any, carry: Any) -> tuple[Any, Codegen]:
+    """Copies the 64 bytes of a JSON string at ``data[place[0]:]`` to ``target[place[1]:]`` without their escapes' first
+    characters and with what they stand for; all in registers, no branch. Returns (backslashes that begin an escape,
+    bytes that need a look: closing quotes, control characters, u and what may not be escaped). ``carry`` 1 if the
+    first byte belongs to a backslash before. Needs ``COMPRESSES``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place, carry = arguments[1], arguments[3]
+        source = _pointer(context, builder, signature.args[0], arguments[0], builder.extract_value(place, 0))
+        sink = _pointer(context, builder, signature.args[2], arguments[2], builder.extract_value(place, 1))
+        block = _load(builder, source, _VECTOR)
+        bits = ir.VectorType(ir.IntType(1), 64)
+        backslashes = builder.bitcast(builder.icmp_unsigned("==", block, _constant(0x5C)), _I64)
+        quotes = builder.icmp_unsigned("==", block, _constant(0x22))
+        controls = builder.icmp_unsigned("<", block, _constant(0x20))
+        begins, escaped = _escape_bits(builder, backslashes, carry)
+        lookup = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), "llvm.x86.avx512.vpermi2var.qi.512"
+        )
+        halves = [ir.Constant(_VECTOR, _simple_escapes()[start : start + 64]) for start in (0, 64)]
+        meant = builder.call(lookup, [halves[0], block, halves[1]])
+        meant = builder.select(builder.icmp_signed("<", block, _constant(0)), _constant(0), meant)
+        unknown = builder.bitcast(builder.icmp_unsigned("==", meant, _constant(0)), _I64)
+        block = builder.select(builder.bitcast(escaped, bits), meant, block)
+        compress = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, bits]), "llvm.x86.avx512.mask.compress.v64i8"
+        )
+        kept = builder.call(compress, [block, _constant(0), builder.bitcast(builder.not_(begins), bits)])
+        builder.store(kept, builder.bitcast(sink, _VECTOR.as_pointer())).align = 1
+        ends = builder.bitcast(builder.or_(quotes, controls), _I64)
+        events = builder.or_(builder.and_(ends, builder.not_(escaped)), builder.and_(unknown, escaped))
+        return context.make_tuple(builder, signature.return_type, [begins, events])
+
+    return types.UniTuple(types.uint64, 2)(data, place, target, types.uint64), codegen
 
 
 @intrinsic

@@ -3,16 +3,22 @@ selection."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.jsonl_oracle import HOSTILE, judge
 
 from dataprep.documents import InputFile, RejectReason
 from dataprep.formats import FileSummary, ReadOptions, RejectSink, read_file
+from dataprep.formats.json_values import decode_by_blocks, decode_by_segments
+from dataprep.kernels.vectors import COMPRESSES
 from loader.errors import ConfigError, RefusedError
 
 GOOD = b'{"text":"neighbour"}'
@@ -214,3 +220,56 @@ def test_a_missing_file_and_an_unknown_format_are_named(tmp_path: Path) -> None:
         list(read_file(InputFile("s", 0, str(tmp_path), "nowhere.jsonl"), 0))
     with pytest.raises(ConfigError, match="csv"):
         list(read_file(InputFile("s", 0, str(tmp_path), "nowhere.csv", format="csv"), 0))
+
+
+def decode(decoder: Callable[..., tuple[int, int]], line: bytes, start: int) -> tuple[int, bytes]:
+    """Where the string at ``line[start:]`` ends, or -reason, and its bytes."""
+    data = np.frombuffer(line + b"\n" + bytes(64), np.uint8).copy()
+    out = np.zeros(len(line) + 128, np.uint8)
+    stop, end = decoder(data, np.int64(start), out, np.int64(3))
+    return int(stop), out[3 : int(end)].tobytes() if stop > 0 else b""
+
+
+DECODERS = [decode_by_segments] + [decode_by_blocks] * COMPRESSES
+STRING_PIECES = [
+    b"\\n", b"\\\\", b'\\"', b"\\/", b"\\t", b"\\b\\f\\r", b"\\u0041", b"\\ud83d\\ude00", b"\\u20ac", b"plain", b"x",
+    "é中😀".encode(), b" " * 61, b"\\\\" * 40, b"\\n" * 64,
+]  # fmt: skip
+BAD_PIECES = [b"\\x", b"\\", b"\\u12", b"\\ud83d", b"\\ude00", b"\t", b"\x00", b"\\\xe9", b"\\\x8e", b"\\\n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(STRING_PIECES), max_size=30), st.integers(0, 66), st.sampled_from(["", *BAD_PIECES]))
+def test_both_decoders_of_strings_are_the_standard_library(pieces: list[bytes], shift: int, bad: bytes | str) -> None:
+    string = b"".join([b"p" * shift, *pieces])
+    for decoder in DECODERS:
+        whole = b'{"' + string + b'", "neighbour\\n": 1}'
+        assert decode(decoder, whole, 2) == (3 + len(string), json.loads(b'"' + string + b'"').encode())
+        assert decode(decoder, whole[: 2 + len(string)], 2) == (-int(RejectReason.SYNTAX), b"")  # never closed
+    if isinstance(bad, bytes):
+        broken = string + bad + b"z" * (len(pieces) % 3) + b'", '
+        assert len({decode(decoder, broken, 0) for decoder in DECODERS}) == 1
+        assert decode(DECODERS[0], broken, 0)[0] in (-int(RejectReason.SYNTAX), -int(RejectReason.SURROGATE))
+
+
+def test_every_escape_at_every_place_of_a_block() -> None:
+    for byte in range(256):
+        for place in (0, 1, 5, 61, 62, 63, 64, 65, 127):
+            line = b"a" * place + b"\\" + bytes([byte]) + b"z" * 70 + b'"'
+            legal = byte in b'"\\/bfnrt'
+            for decoder in DECODERS:
+                stop, text = decode(decoder, line, 0)
+                assert (stop > 0) == legal, (byte, place)
+                if legal:
+                    assert text == json.loads(b'"' + line).encode()
+
+
+def test_lines_are_found_across_stretches(tmp_path: Path) -> None:
+    """The scanner looks for lines a stretch ahead: what a line holds above 127 must be known across their borders."""
+    for size in (65_000, 65_536, 131_072, 200_000):
+        lines = [b"x" * size, "é".encode() + b"x" * size, b"x" * size + "é".encode(), b"x" * size + b"\xff", b"y"]
+        found = scan_bytes(tmp_path, b"\n".join(b'{"text":"' + line + b'"}' for line in lines))
+        assert found.rejects == {3: RejectReason.UTF8.label}
+        assert [found.texts[at] for at in (0, 1, 2, 4)] == [lines[at].decode() for at in (0, 1, 2, 4)]
+    many = b"".join(b'{"text":"%d"}\n' % at for at in range(40_000))
+    assert scan_bytes(tmp_path, many).texts == {at: str(at) for at in range(40_000)}
