@@ -44,6 +44,7 @@ _TEXT_MISSING = int(RejectReason.TEXT_MISSING)
 _TEXT_TYPE = int(RejectReason.TEXT_TYPE)
 _TOO_LONG = int(RejectReason.TOO_LONG)
 _EMPTY = int(RejectReason.EMPTY)
+_AHEAD_BYTES = 1 << 16
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
 
@@ -184,18 +185,21 @@ def _parse_record(data: Any, keys: Any, span: Any, text: Any, o: Any, scratch: A
 
 
 @kernel
-def _find_lines(data: Any, first: Any, size: Any, stop_L: Any, high_L: Any) -> Any:
-    """Indices of the newlines in ``data[first:size]`` and whether their lines hold bytes above 127; their number."""
+def _find_lines(data: Any, span: Any, found_L: Any, room: Any, high: Any) -> tuple[Any, Any]:
+    """Up to ``room`` newlines in ``span`` of ``data``: their indices and whether their lines hold bytes above 127 into
+    the two arrays of ``found_L``. ``high``: whether what lies in front of the span holds such bytes; returns (number
+    of newlines, the same of what lies behind the last one)."""
+    stop_L, high_L = found_L
     count = np.int64(0)
-    high = False
-    for at in range(first, size, 64):
+    for at in range(span[0], span[1], 64):
         newlines, highs = masks_line(data, at)
-        if size - at < 64:
-            newlines &= (_ONE << np.uint64(size - at)) - _ONE
+        if span[1] - at < 64:
+            inside = (_ONE << np.uint64(span[1] - at)) - _ONE
+            newlines, highs = newlines & inside, highs & inside
         while newlines != _ZERO:
             upto = newlines ^ (newlines - _ONE)  # the bits up to and with the lowest newline
-            if count == stop_L.shape[0]:
-                return count
+            if count == room:
+                return count, high
             stop_L[count] = at + count_trailing_zeros(newlines)
             high_L[count] = high or (highs & upto) != _ZERO
             count += 1
@@ -203,23 +207,32 @@ def _find_lines(data: Any, first: Any, size: Any, stop_L: Any, high_L: Any) -> A
             highs &= ~upto
             newlines &= newlines - _ONE
         high = high or highs != _ZERO
-    return count
+    return count, high
 
 
 @kernel
 def scan_lines(source: ScanInput, first: int, size: int, sink: ScanOutput) -> None:
     """Scan ``source.data[first:size]``, whole lines, until done or ``sink`` is full; ``state[CONSUMED]`` says how far.
-    Documents and rejects restart at 0; the record number goes on."""
+    Documents and rejects restart at 0; the record number goes on.
+
+    Lines are looked for a stretch ahead of the parser, so that it finds them in the nearest caches.
+    """
     data, keys, keep_R, limit = source.data, (source.key, source.extra_key), source.keep_R, source.line_limit_bytes
     text, offset_N, start_N, record_N = sink.text, sink.offset_N, sink.start_N, sink.record_N
     stop_L, high_L, scratch = sink.stop_L, sink.high_L, sink.scratch
     record, documents, rejects, blank = sink.state[_RECORD], np.int64(0), np.int64(0), np.int64(0)
-    start = np.int64(first)
-    end = np.int64(0)
+    at, start, end = np.int64(first), np.int64(first), np.int64(0)
+    high = first < 0  # False; a literal would be a type of its own, for which _find_lines would be compiled twice
+    line, found, room = np.int64(0), np.int64(0), np.int64(stop_L.shape[0])
     offset_N[0] = 0
     extra = (np.int64(0), np.int64(0))
     has_extra = source.extra_key.shape[0] > 0
-    for line in range(_find_lines(data, start, np.int64(size), stop_L, high_L)):
+    while line < found or (at < size and room > 0):
+        if line == found:
+            ahead = min(at + _AHEAD_BYTES, np.int64(size))
+            found, high = _find_lines(data, (at, ahead), (stop_L, high_L), room, high)
+            at, line, room = ahead, np.int64(0), room - found
+            continue
         stop = stop_L[line]
         wanted = keep_R.shape[0] == 0 or (record < keep_R.shape[0] and keep_R[record] != 0)
         if wanted and skip_space(data, start) == stop:
@@ -242,6 +255,7 @@ def scan_lines(source: ScanInput, first: int, size: int, sink: ScanOutput) -> No
                 rejects += 1
         record += 1
         start = stop + 1
+        line += 1
     state = sink.state
     state[_RECORD], state[_DOCUMENTS], state[_REJECTS], state[_BLANK] = record, documents, rejects, blank
     state[_CONSUMED] = start
