@@ -57,10 +57,13 @@ class Fates:
         size_R[documents_D["record"]] = documents_D["size_bytes"]
         cut_R = np.bincount(cuts_C["record"], weights=cuts_C["byte_count"], minlength=len(status_R))
         maybe_R = (cut_R >= size_R) & ((status_R == Status.KEPT) | (status_R == Status.HELD_OUT))
+        maybe_C = cuts_C[maybe_R[cuts_C["record"]]]
+        record_C, method_C = np.ascontiguousarray(maybe_C["record"]), np.ascontiguousarray(maybe_C["method"])
         emptied = []
-        for record, ranges in union_by_record(cuts_C[maybe_R[cuts_C["record"]]]).items():
+        for record, ranges in union_by_record(maybe_C).items():
             if ranges == [(0, int(size_R[record]))]:
-                methods = sorted({name.decode() for name in cuts_C["method"][cuts_C["record"] == record].tolist()})
+                mine = slice(*np.searchsorted(record_C, (record, record + 1)))  # cuts are sorted by record
+                methods = sorted({name.decode() for name in method_C[mine].tolist()})
                 emptied.append((record, _emptied_by(methods), f"cut whole: {', '.join(methods)}"))
         return emptied
 
