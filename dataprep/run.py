@@ -21,8 +21,9 @@ from .config import BuildConfig, semantic_of
 from .dedup.expect import removal_rows, removal_text
 from .engines import EngineOptions, check_engine, make_engine, run_stage
 from .inputs import check_names, load_job
+from .job import Job
 from .pipeline import Pipeline, locked, plan_pipeline
-from .places import SPLITS, config_paths, existing_build, index_output, split_outputs
+from .places import SPLITS, config_paths, existing_build, find_index, index_output, split_outputs
 from .stages import Stage
 
 __all__ = [
@@ -69,11 +70,21 @@ def prepare(path: Path, overrides: Sequence[str], *, read_only: bool) -> Prepare
     return Prepared(base, output, plan_pipeline(job, work, model))
 
 
+def _check_job(job: Job) -> None:
+    """Refuse names that no table knows and Indexes of other settings, before anything is read."""
+    check_names(job.config)
+    if job.config.dedup.against:
+        from .dedup.index import check_index
+
+        for name in job.config.dedup.against:
+            check_index(find_index(job.base, name), job.config.dedup)
+
+
 def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> tuple[dict[str, Any], str]:
     """What would be done, as JSON and as text; nothing is written. ``finished``: no stage runs again."""
     pipeline = prepared.pipeline
     config = pipeline.job.config
-    check_names(config)
+    _check_job(pipeline.job)
     sources = {name: {"files": 0, "size_bytes": 0} for name in config.sources}
     for raw in pipeline.job.raw:
         sources[raw.source]["files"] += 1
@@ -115,7 +126,7 @@ def run_until(
         TokenreelError: what a stage raised.
     """
     run = prepared.pipeline.job.config.run
-    check_names(prepared.pipeline.job.config)
+    _check_job(prepared.pipeline.job)
     if prepared.pipeline.stages["decide"].incomplete_ranks():
         output.note(removal_text(prepared.pipeline.job.config.dedup))
     engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))

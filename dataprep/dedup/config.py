@@ -124,12 +124,14 @@ class DedupConfig:
         from . import METHODS
 
         unknown = [name for name in self.methods if name not in METHODS]
+        fits = not self.against or self.decision != "union_find"
         _check(
             (f"methods: no method {', '.join(map(repr, unknown))}; there are {', '.join(METHODS)}", not unknown),
             ("methods: each once", len(set(self.methods)) == len(self.methods)),
             ("threshold: above 0, at most 1", 0 < self.threshold <= 1),
             ("max_removed_fraction: from 0 to 1", 0 <= self.max_removed_fraction <= 1),
             ("max_bucket: from 2 to 2^30", 2 <= self.max_bucket <= 1 << 30),
+            ("against: not with decision union_find, whose clusters know no document that stays", fits),
         )
 
 

