@@ -13,7 +13,9 @@ DEMO_FLAGS ?=
 PYTEST_FLAGS ?= -n 2 --dist loadfile --timeout 900
 SLOW_FLAGS ?= -n 2 --dist loadfile --timeout 1800
 
-DATATROVE_TESTS := $(addprefix tests/,contracts/test_engines.py contracts/test_methods.py dataprep/test_build.py dataprep/test_dedup_stages.py)
+DATATROVE_TESTS := $(addprefix tests/,\
+	contracts/test_engines.py contracts/test_methods.py contracts/test_quality_filters.py \
+	contracts/test_union_find_datatrove.py dataprep/test_build.py dataprep/test_dedup_stages.py)
 
 DEFAULT := .venv
 TEST := .venv-test
