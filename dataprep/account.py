@@ -17,6 +17,7 @@ import numpy as np
 from loader.errors import DamageError
 from loader.shards.writer import ShardRecord
 
+from .arrays import load_array
 from .buckets import COUNTS
 from .documents import REMOVED, Status
 from .fates import Fates
@@ -82,7 +83,7 @@ def dedup_account(pipeline: Pipeline, fates: Fates | None = None) -> dict[str, d
 
 def _add_file(row: dict[str, Any], signed: Path, fates: Fates, file: int) -> None:
     status_R = fates.status_of_file(file)
-    documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
+    documents_D = load_array(signed / f"documents.{file:05d}.npy")
     count = np.bincount(status_R, minlength=256)
     of_document_D = status_R[documents_D["record"]]
     size = np.bincount(of_document_D, weights=documents_D["size_bytes"].astype(np.float64), minlength=256)

@@ -28,6 +28,7 @@ from loader.shards.segments import SegmentArray, make_segments
 from loader.shards.writer import ShardSpec, ShardWriter
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
+from .arrays import load_array
 from .buckets import COUNTS, Bucket, BuildFolders
 from .cut_segments import Gaps, PieceRanges, split_at_gaps, window_gaps
 from .job import Job
@@ -78,7 +79,7 @@ class _Packing(PipelineStep):  # type: ignore[misc]
         for file, inputs in enumerate(self.job.inputs):
             if inputs.source != bucket.source:
                 continue
-            table_D = np.load(self.folders.tokenised / f"documents.{file:05d}.npy", mmap_mode="r", allow_pickle=False)
+            table_D = load_array(self.folders.tokenised / f"documents.{file:05d}.npy", mapped=True)
             start, stop = np.searchsorted(table_D["split"], [bucket.split, bucket.split + 1])
             keys_D = table_D["key"][start:stop]
             low = np.searchsorted(keys_D, np.uint64(first), side="left")
@@ -89,7 +90,7 @@ class _Packing(PipelineStep):  # type: ignore[misc]
             rows.append(part_D)
             files.append(np.full(len(part_D), file, np.int64))
             if (part_D["cut_bytes"] > 0).any():
-                gaps[file] = np.load(self.folders.tokenised / f"gaps.{file:05d}.npy", allow_pickle=False)
+                gaps[file] = load_array(self.folders.tokenised / f"gaps.{file:05d}.npy")
         rows_D, file_D = np.concatenate(rows), np.concatenate(files)
         order_D = np.argsort(rows_D["key"], kind="stable")
         return _Documents(rows_D[order_D], file_D[order_D], gaps)

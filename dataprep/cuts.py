@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
+from .arrays import load_array
+
 __all__ = ["CUT_DTYPE", "cut_path", "kept_pieces", "load_cuts", "save_cuts", "union_by_record"]
 
 CUT_DTYPE = np.dtype(
@@ -48,7 +50,7 @@ def save_cuts(folder: Path, file: int, rows_C: NDArray[Any]) -> None:
 
 def load_cuts(folders: Sequence[Path], file: int) -> NDArray[Any]:
     """Cuts of a file by all stages in ``folders``, sorted by record and byte."""
-    parts = [np.load(cut_path(folder, file), allow_pickle=False) for folder in folders]
+    parts = [load_array(cut_path(folder, file)) for folder in folders]
     rows_C: NDArray[Any] = np.concatenate([np.zeros(0, CUT_DTYPE), *parts])
     ordered: NDArray[Any] = rows_C[np.lexsort((rows_C["byte_count"], rows_C["byte_start"], rows_C["record"]))]
     return ordered

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from loader.errors import DamageError
 
+from .arrays import load_array
 from .cuts import load_cuts, union_by_record
 from .documents import Status
 
@@ -39,7 +40,7 @@ class Fates:
 
     def status_of_file(self, file: int) -> NDArray[np.uint8]:
         """Status of each of the file's R records."""
-        status_R: NDArray[np.uint8] = np.load(self.status / f"status.{file:05d}.npy", allow_pickle=False)
+        status_R: NDArray[np.uint8] = load_array(self.status / f"status.{file:05d}.npy")
         for record, status, _ in self.emptied_of_file(file):
             status_R[record] = status
         return status_R
@@ -51,8 +52,8 @@ class Fates:
         cuts_C = self.cuts_of_file(file)
         if not len(cuts_C):
             return []
-        status_R = np.load(self.status / f"status.{file:05d}.npy", allow_pickle=False)
-        documents_D = np.load(self.signed / f"documents.{file:05d}.npy", allow_pickle=False)
+        status_R = load_array(self.status / f"status.{file:05d}.npy")
+        documents_D = load_array(self.signed / f"documents.{file:05d}.npy")
         size_R = np.full(len(status_R), np.iinfo(np.int64).max)
         size_R[documents_D["record"]] = documents_D["size_bytes"]
         cut_R = np.bincount(cuts_C["record"], weights=cuts_C["byte_count"], minlength=len(status_R))

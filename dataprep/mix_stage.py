@@ -25,6 +25,7 @@ from loader.errors import DamageError
 from loader.files import write_atomic
 from loader.text.tokenizers import load_tokenizer
 
+from .arrays import load_array
 from .job import Job
 from .keys import document_keys
 from .mix import SourceMix, keep_prefix, plan_mix, realised
@@ -99,10 +100,7 @@ class MixDocuments(PipelineStep):  # type: ignore[misc]
         config = self.job.config
         tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
         borders = (tokenizer.bos_id is not None) + (tokenizer.eos_id is not None)
-        tables = [
-            np.load(self.tokenised / f"documents.{file:05d}.npy", allow_pickle=False)
-            for file in range(len(self.job.inputs))
-        ]
+        tables = [load_array(self.tokenised / f"documents.{file:05d}.npy") for file in range(len(self.job.inputs))]
         available, documents = {}, {}
         for source in config.sources:
             table_D, file_D = self._source(source, tables)

@@ -30,6 +30,7 @@ from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
 from loader.text.tokenizers import write_tokenizer
 
+from .arrays import load_array
 from .config import SentencepieceTrainConfig, TokenizerConfig
 from .cuts import kept_pieces
 from .dedup.signatures import load_summary
@@ -51,7 +52,7 @@ _RESERVED = {0: " ", 0x2581: " ", 0x2585: " "}  # marks that sentencepiece's tra
 
 def _kept_documents(signed: Path, fates: Fates, file: int) -> NDArray[np.void]:
     """Rows (record, record_start, size_bytes, ...) of a file's documents whose status is KEPT."""
-    documents_D = np.load(signed / f"documents.{file:05d}.npy", allow_pickle=False)
+    documents_D = load_array(signed / f"documents.{file:05d}.npy")
     status_R = fates.status_of_file(file)
     kept: NDArray[np.void] = documents_D[status_R[documents_D["record"]] == Status.KEPT]
     return kept
@@ -130,7 +131,7 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
             RefusedError: the file is not, to the byte, the one that was signed.
         """
         inputs = self.job.inputs[rank]
-        records = np.load(self.chosen / f"records.{rank:05d}.npy", allow_pickle=False)
+        records = load_array(self.chosen / f"records.{rank:05d}.npy")
         tables = []
         if len(records):
             keep_R = np.zeros(int(records[-1]) + 1, np.bool_)

@@ -23,6 +23,7 @@ from loader.canonical import canonical_json
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
+from ..arrays import load_array
 from ..cuts import CUT_DTYPE, kept_pieces, load_cuts, union_by_record
 from ..documents import DocumentBatch, InputFile
 from ..formats import ReadOptions, RejectSink, read_file
@@ -90,7 +91,7 @@ def _wanted(screens: Sequence[Path], file: int, searched: bool) -> NDArray[np.bo
         return np.zeros(1, np.bool_)  # passed over, to count them
     wanted: NDArray[np.bool_] | None = None
     for folder in screens:
-        goes_on = np.load(folder / f"verdict.{file:05d}.npy", allow_pickle=False) == 0
+        goes_on = load_array(folder / f"verdict.{file:05d}.npy") == 0
         wanted = goes_on if wanted is None else wanted & goes_on
     return np.zeros(1, np.bool_) if wanted is not None and not len(wanted) else wanted
 
@@ -137,8 +138,6 @@ def load_found(folder: Path, file: int) -> FileFound:
         DamageError: the file's counts are missing or damaged.
     """
     counts = read_json(folder / f"found.{file:05d}.json")
-    hits, hit_grams, ranges, emptied, grams = (
-        np.load(folder / f"{kind}.{file:05d}.npy", allow_pickle=False) for kind in _KINDS
-    )
+    hits, hit_grams, ranges, emptied, grams = (load_array(folder / f"{kind}.{file:05d}.npy") for kind in _KINDS)
     numbers = (counts["num_records"], counts["num_documents"], counts["searched"])
     return FileFound(hits, hit_grams, ranges, emptied, grams, *numbers)

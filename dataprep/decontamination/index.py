@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.errors import JobError
+from loader.errors import DamageError, JobError
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
+from ..arrays import load_array
 from ..screen_config import DecontaminateConfig
 from .items import ALLOWED, DUPLICATE, MATCHABLE, UNMATCHABLE, Item, Words, split, text_array
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..kernels.item_grams import GramTables
 
 __all__ = ["ItemIndex", "build_index", "check_matchable", "load_index", "save_index"]
@@ -262,23 +265,35 @@ def save_index(index: ItemIndex, folder: Path) -> None:
 
 
 def _load(folder: Path, name: str) -> NDArray[Any]:
-    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+    return np.asarray(load_array(folder / f"{name}.npy", mapped=True))
 
 
 def load_index(folder: Path, *, with_texts: bool = True) -> ItemIndex:
     """The index as written, its arrays mapped read-only. A search needs no texts: without them ``items``,
-    ``status_I``, ``words_I`` and ``form_F`` are empty, and 100,000 items are there at once instead of in 0.6 s."""
-    import pyarrow.parquet as pq
+    ``status_I``, ``words_I`` and ``form_F`` are empty, and 100,000 items are there at once instead of in 0.6 s.
 
+    Raises:
+        DamageError: a file of it is missing or damaged.
+    """
     from ..kernels.item_grams import GramTables
 
     items, status_I, words_I, form_F = [], [], np.zeros(0, np.int64), []
     if with_texts:
-        table = pq.read_table(folder / "items.parquet")
+        table = _table(folder / "items.parquet")
         names = [table.column(name).to_pylist() for name in ("benchmark", "split", "item", "question", "answer")]
         items = [Item(*row) for row in zip(*names, strict=True)]
         status_I, words_I = table.column("status").to_pylist(), table.column("words").to_numpy()
-        form_F = pq.read_table(folder / "forms.parquet").column("text").to_pylist()
+        form_F = _table(folder / "forms.parquet").column("text").to_pylist()
     tables = GramTables(**{name: _load(folder, name) for name in _ARRAYS}, lead=int(_load(folder, "lead")[0]))
     arrays = {name: _load(folder, name) for name in _OWN_ARRAYS}
     return ItemIndex(items=items, status_I=status_I, words_I=words_I, form_F=form_F, tables=tables, **arrays)
+
+
+def _table(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except (OSError, ValueError) as error:
+        message = f"the index of items cannot be read: {error}"
+        raise DamageError("TR-WORK-DAMAGED", message, str(path), "a finished stage") from error

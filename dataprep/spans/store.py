@@ -151,7 +151,7 @@ def load_array(path: Path, size: int | None = None, *, mapped: bool = False) -> 
     """
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DamageError("TR-SPANS-DAMAGED", f"cannot be read: {error}", str(path), "a finished stage") from error
     if size is not None and array.shape[-1] != size:
         raise DamageError("TR-SPANS-DAMAGED", f"holds {array.shape[-1]} rows", str(path), f"{size} rows")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ import pytest
 import yaml
 
 from dataprep.config import BuildConfig
-from dataprep.cuts import CUT_DTYPE, save_cuts
+from dataprep.cuts import CUT_DTYPE, load_cuts, save_cuts
+from dataprep.decontamination.files import load_found
+from dataprep.decontamination.index import load_index
 from dataprep.decontamination.items import items_identity, read_items
 from dataprep.documents import Status
 from dataprep.fates import Fates
 from dataprep.inputs import check_names
 from dataprep.run import prepare, run_build
 from dataprep.screen_config import BenchmarkConfig, DecontaminateConfig
+from dataprep.spans.store import load_array as spans_array
 from loader.cli_options import Output
-from loader.errors import ConfigError
+from loader.errors import ConfigError, DamageError
 from loader.settings import load_config
+from loader.shards.access import npy_bytes
 from loader.shards.verify import verify_dataset
 
 ITEM = "Natalia sold clips to forty eight of her friends in April and then she sold half as many clips in May how many"
@@ -140,3 +145,23 @@ def test_what_stages_together_cut_whole_is_removed_and_listed(tmp_path: Path) ->
         "cut whole: decontaminate, ngram",
         "cut whole: SymbolLinesFormatter",
     ]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY", npy_bytes(np.zeros(9, CUT_DTYPE))[:-40], b"\x80\x04N."])
+def test_damaged_files_between_stages_are_named(tmp_path: Path, content: bytes | None) -> None:
+    names = ("cuts.00000.npy", "status.00000.npy", "verdict.00000.npy", "grams_F.npy")
+    for name in names if content is not None else ():
+        (tmp_path / name).write_bytes(content or b"")
+    reads: list[Callable[[], object]] = [
+        lambda: load_cuts([tmp_path], 0),
+        lambda: Fates(tmp_path).status_of_file(0),
+        lambda: load_found(tmp_path, 0),
+        lambda: load_index(tmp_path),
+        lambda: load_index(tmp_path, with_texts=False),
+        lambda: spans_array(tmp_path / names[0]),
+    ]
+    for read in reads:
+        with pytest.raises(DamageError) as caught:
+            read()
+        assert caught.value.code in ("TR-WORK-DAMAGED", "TR-SPANS-DAMAGED")
+        assert str(tmp_path) in str(caught.value.place)
