@@ -11,8 +11,8 @@ are not over ``max_bucket``:
 * ``exact`` sees equal bytes, which J does not say; it has no column.
 
 Removed: ``leader`` removes what it sees from the threshold on and nothing below. ``estimate`` removes what it sees and
-whose signatures agree in at least the threshold's share of rows. ``union_find`` removes what shares a band of
-``minhash``, and through chains more than that; what other methods see is verified as by ``leader``.
+whose signatures (without ``minhash``: fingerprints) agree in at least the threshold's share. ``union_find`` removes
+what shares a band of ``minhash``, and through chains more than that; what ``simhash`` sees goes as by ``estimate``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .simhash import seen_probability
 
 __all__ = ["RemovalRow", "band_probability", "removal_rows", "removal_text"]
 
+_BITS = 64
 _SIMILARITIES = tuple(percent / 100 for percent in range(50, 101, 5))
 
 
@@ -82,16 +83,16 @@ def _row(similarity: float, config: DedupConfig) -> RemovalRow:
         by_simhash = seen["simhash"] = seen_probability(similarity, config.simhash.max_distance)
         unseen *= 1.0 - by_simhash
     together = 1.0 - unseen
-    verified = similarity >= config.threshold
-    if config.decision == "union_find" and "minhash" in config.methods:
-        removed = together if verified else seen["minhash"]
-    elif config.decision == "estimate":
+    if config.decision == "leader":
+        removed = together if similarity >= config.threshold else 0.0
+    elif "minhash" not in config.methods:
+        most = math.floor(_BITS * (1.0 - config.threshold) + 1e-9)
+        removed = seen_probability(similarity, min(config.simhash.max_distance, most))
+    else:
         least = math.ceil(config.threshold * minhash.num_permutations - 1e-9)
         agrees = float(_binomial(minhash.num_permutations, similarity)[least:].sum())
-        in_band = band_probability(similarity, minhash, least) if "minhash" in config.methods else 0.0
-        removed = in_band + (agrees - in_band) * by_simhash
-    else:
-        removed = together if verified else 0.0
+        in_band = band_probability(similarity, minhash, least)
+        removed = (seen["minhash"] if config.decision == "union_find" else in_band) + (agrees - in_band) * by_simhash
     return {"similarity": similarity, "seen": seen, "seen_together": together, "removed": min(1.0, removed)}
 
 
@@ -126,10 +127,13 @@ def _notes(config: DedupConfig) -> list[str]:
         )
     if "simhash" in config.methods:
         notes.append("simhash: modelled for long documents, not measured")
-    if config.decision == "leader" or (config.decision == "union_find" and "minhash" not in config.methods):
+    if config.decision == "leader":
         notes.append(f"leader: every removal is verified at J >= {config.threshold:g}; nothing below is removed")
-    elif config.decision == "estimate":
-        notes.append(f"estimate: by agreement of signatures >= {config.threshold:g}; nothing is verified")
+    elif config.decision == "estimate" or "minhash" not in config.methods:
+        what = "signatures" if "minhash" in config.methods else "fingerprints"
+        notes.append(f"{config.decision}: by agreement of {what} >= {config.threshold:g}; nothing is verified")
     else:
-        notes.append("union_find: pairs in one band; clusters chain, so more is removed than the table says")
+        notes.append(
+            "union_find: pairs in one band, nothing is verified; clusters chain, so more is removed than the table says"
+        )
     return notes

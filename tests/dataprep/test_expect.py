@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from support.dedup_runs import Source, configuration, run_stages, write_sources
 
 from dataprep.dedup.config import DedupConfig, MinHashConfig
 from dataprep.dedup.expect import band_probability, removal_rows, removal_text
@@ -51,12 +55,30 @@ def test_union_find_follows_the_curve_and_estimate_the_binomial_tail() -> None:
     assert rows[-1]["removed"] == pytest.approx(1.0)
 
 
-def test_union_find_verifies_what_simhash_sees_alone() -> None:
-    rows = removal_rows(replace(BOTH, decision="union_find"))
-    for row in rows:
-        assert row["removed"] == (row["seen_together"] if row["similarity"] >= 0.8 else row["seen"]["minhash"])
-    only = removal_rows(DedupConfig(methods=("simhash",), decision="union_find"))
-    assert [row["removed"] for row in only] == [r["removed"] for r in removal_rows(DedupConfig(methods=("simhash",)))]
+def test_union_find_takes_what_simhash_sees_by_the_agreement_of_signatures() -> None:
+    """Both as drawn: fingerprints by the model, independent of the rows."""
+    generator = np.random.default_rng(5)
+    for row in removal_rows(replace(BOTH, decision="union_find"))[6:]:
+        similarity = row["similarity"]
+        agree_NK = generator.random((20_000, 128)) < similarity
+        in_band = agree_NK[:, :125].reshape(-1, 25, 5).all(axis=2).any(axis=1)
+        seen = generator.random(20_000) < row["seen"]["simhash"]
+        drawn = in_band | (seen & (agree_NK.sum(axis=1) >= 0.8 * 128))
+        assert row["removed"] == pytest.approx(drawn.mean(), abs=0.005)
+
+
+@pytest.mark.parametrize("decision", ["estimate", "union_find"])
+def test_without_signatures_fingerprints_are_all_there_is(decision: Any, tmp_path: Path) -> None:
+    simhash = DedupConfig(methods=("simhash",), decision=decision)
+    for row in removal_rows(simhash):
+        assert row["removed"] == row["seen"]["simhash"]  # three bits are 95 % of agreement
+    for row in removal_rows(replace(simhash, threshold=0.98)):
+        assert row["removed"] == seen_probability(row["similarity"], 1) <= row["seen"]["simhash"]
+    assert f"{decision}: by agreement of fingerprints >= 0.8; nothing is verified" in removal_text(simhash)
+    texts = [" ".join(f"{number}" for number in range(400)), " ".join(f"{number}" for number in [*range(400), 7])]
+    run_stages(write_sources(tmp_path, {"s": Source({"a.jsonl": texts}, 0)}), configuration(simhash), tmp_path / "work")
+    (row,) = pq.read_table(tmp_path / "work/decided/removed.parquet").to_pylist()
+    assert 64 * (1 - row["similarity"]) in (0, 1, 2, 3)
 
 
 def test_simhash_is_a_column_of_its_own_and_adds_to_the_whole() -> None:
