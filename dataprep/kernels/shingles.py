@@ -33,16 +33,35 @@ def _shingle(token_T: Any, start: int, n: int) -> Any:
 
 
 @helper
+def _word_shingle(token_T: Any, start: int) -> Any:
+    value = np.uint64(_WORD_N)
+    for j in range(_WORD_N):
+        value = value * _BASE + token_T[start + j]
+    return mix64(value)
+
+
+@helper
+def _any_single(token_T: Any, count: int) -> bool:
+    """Whether one of the first ``count`` tokens is a single."""
+    bits = np.uint64(0)
+    for i in range(count):
+        bits |= token_T[i]
+    return bool((bits & np.uint64(1)) != np.uint64(0))
+
+
+@helper
 def start_shingles(token_T: Any, first: int, stop: int, num_tokens: int, shingle_S: Any) -> int:
     """Shingles that begin at tokens ``first .. stop`` of ``num_tokens`` into ``shingle_S``; their number."""
-    count = 0
     tokens = token_T[first:]
-    for i in range(min(stop, num_tokens - _WORD_N + 1) - first):
+    starts = max(min(stop, num_tokens - _WORD_N + 1) - first, 0)
+    if not _any_single(tokens, starts):
+        for i in range(starts):  # without a branch: runs in vectors
+            shingle_S[i] = _word_shingle(tokens, i)
+        return starts
+    count = 0
+    for i in range(starts):
         if (tokens[i] & np.uint64(1)) == np.uint64(0):
-            value = np.uint64(_WORD_N)
-            for j in range(_WORD_N):
-                value = value * _BASE + tokens[i + j]
-            shingle_S[count] = mix64(value)
+            shingle_S[count] = _word_shingle(tokens, i)
             count += 1
         elif first + i + _SINGLE_N <= num_tokens:
             shingle_S[count] = _shingle(tokens, i, _SINGLE_N)
