@@ -38,6 +38,7 @@ __all__ = [
 
 _MAX_SOURCES = 256
 _MEMORY_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MAX_MEMORY_DIGITS = 12
 _MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
 _MAX_RATIO = 1e9
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -207,8 +208,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         problems = []
         number, unit = self._memory()
-        if not number.isdecimal() or unit not in _MEMORY_UNITS or not self.memory_bytes >= 1 << 26:
-            problems.append("memory: a whole number with MB, GB, TB, MiB, GiB or TiB, at least 64MiB")
+        plain = number.isdecimal() and len(number) <= _MAX_MEMORY_DIGITS and unit in _MEMORY_UNITS
+        if not plain or not 1 << 26 <= self.memory_bytes < 10**18:
+            problems.append("memory: a whole number with MB, GB, TB, MiB, GiB or TiB, at least 64MiB, below 10^18 bytes")
         if not 1 <= self.workers <= 4096:
             problems.append("workers: from 1 to 4096")
         if not 0 <= self.retries <= 100:
@@ -276,7 +278,8 @@ class BuildConfig:
 
         names = [step.name for step in self.quality]
         problems = [
-            f"quality: {name!r} twice: one filter of a name" for name in {n for n in names if names.count(n) > 1}
+            f"quality: {name!r} twice: one filter of a name"
+            for name in sorted({n for n in names if names.count(n) > 1})
         ]
         known = {"dedup", *METHODS, "quality", *names, "decontaminate"}
         for source, config in self.sources.items():

@@ -111,7 +111,13 @@ class LengthOptions:
         check_rules(
             ("at least one of min_words, max_words, min_bytes, max_bytes", any(limit is not None for limit in limits)),
             ("limits: at least 0", all(limit is None or limit >= 0 for limit in limits)),
+            ("min_words: at most max_words", _in_order(self.min_words, self.max_words)),
+            ("min_bytes: at most max_bytes", _in_order(self.min_bytes, self.max_bytes)),
         )
+
+
+def _in_order(least: int | None, most: int | None) -> bool:
+    return least is None or most is None or least <= most
 
 
 def _repetition(options: RepetitionOptions) -> Judge:

@@ -165,3 +165,18 @@ def test_damaged_files_between_stages_are_named(tmp_path: Path, content: bytes |
             read()
         assert caught.value.code in ("TR-WORK-DAMAGED", "TR-SPANS-DAMAGED")
         assert str(tmp_path) in str(caught.value.place)
+
+
+@pytest.mark.parametrize(
+    "memory", ["0", "12XB", "4 gb", "63MiB", "1.5GB", "-4GB", "", "9" * 5000 + "GB", "9" * 12 + "TB"]
+)
+def test_what_is_no_amount_of_memory(tmp_path: Path, memory: str) -> None:
+    with pytest.raises(ConfigError, match="memory: a whole number with"):
+        load_config(write_config(tmp_path, run={"memory": memory}), BuildConfig, ())
+
+
+def test_a_length_that_no_text_has(tmp_path: Path) -> None:
+    steps = [{"filter": "length", "options": {"min_words": 30, "max_words": 3}}]
+    config = load_config(write_config(tmp_path, quality=steps), BuildConfig, ()).config
+    with pytest.raises(ConfigError, match="min_words: at most max_words"):
+        check_names(config)
