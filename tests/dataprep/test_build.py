@@ -23,7 +23,7 @@ from dataprep.pipeline import Pipeline
 from dataprep.run import prepare, run_build
 from loader.cli import main
 from loader.cli_options import Output
-from loader.errors import RefusedError
+from loader.errors import DamageError, RefusedError
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
 from loader.text.records import document_id
@@ -341,6 +341,25 @@ def test_a_document_lost_on_the_way_is_never_published(
     assert "'web'" in error["message"]
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(account, "read_written", honest)
+    assert run(capsys, "build", config)["digest"] == built.result["digest"]
+
+
+def test_every_count_of_what_was_written_is_checked(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = borrow_work(built, tmp_path)
+    honest = account.account
+
+    def tampered(stages: Pipeline, written: account.Written) -> dict[str, Any]:
+        for split in (0, 1):
+            for name in ("documents", "bytes", "cut_bytes", "tokens"):
+                counts = [{source: dict(row) for source, row in one.items()} for one in written.counts]
+                counts[split]["web"][name] += 1
+                with pytest.raises(DamageError, match="TR-ACCOUNT-WRONG"):
+                    honest(stages, account.Written(written.records, (counts[0], counts[1])))
+        return honest(stages, written)
+
+    monkeypatch.setattr(account, "account", tampered)
     assert run(capsys, "build", config)["digest"] == built.result["digest"]
 
 

@@ -95,7 +95,22 @@ def test_dates(value: object, moment: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "yesterday", "2024-13-01", "0001-01-01T00:00+23:00", "٢٠٢٤", 1.5, True, None, [], {}, 1 << 70]
+    "value",
+    [
+        "",
+        "yesterday",
+        "2024-13-01",
+        "0001-01-01T00:00+23:00",
+        "٢٠٢٤",
+        1.5,
+        True,
+        None,
+        [],
+        {},
+        1 << 62,
+        -1 << 63,
+        1 << 70,
+    ],
 )
 def test_what_is_no_date_has_no_key(value: object) -> None:
     assert date_key(value) == NO_KEY

@@ -4,6 +4,7 @@ the document is split over samples."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
@@ -98,6 +99,8 @@ def test_kept_pieces_are_the_complement(cuts: list[tuple[int, int, int]], size: 
     rows_C = rows_C[rows_C["byte_count"] > 0]
     ranges = union_by_record(rows_C)
     for record in range(3):
+        mine = ranges.get(record, [])
+        assert all(one[1] < other[0] for one, other in pairwise(mine))  # what touches is one range
         kept = np.ones(size, np.bool_)
         for row in rows_C[rows_C["record"] == record]:
             kept[int(row["byte_start"]) : int(row["byte_start"] + row["byte_count"])] = False
