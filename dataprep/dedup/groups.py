@@ -18,7 +18,7 @@ from ..kernels.walk import CHECK_BITS, CHECK_CONTENT, CHECK_ROWS, Buckets
 from .buckets import Band, Proposals
 from .config import DedupConfig
 from .minhash import split_bucket
-from .spill import Spill, Workspace, forget_pages
+from .spill import Spill, Workspace, forget_pages, new_map
 from .table import SignedColumns
 
 __all__ = ["CHECKS", "Group", "Groups", "SetSpill", "Shape", "form_groups"]
@@ -157,7 +157,7 @@ class Groups:
         ordered_L[place_L] = simhash_L
         if mapped:
             path = self._workspace.folder / f"ordered-signatures.{group:05d}"
-            rows_LK = np.memmap(path, np.uint32, "w+", shape=signature_LK.shape).view(np.ndarray)
+            rows_LK = new_map(path, signature_LK.dtype, signature_LK.shape)
         else:
             rows_LK = np.empty_like(signature_LK)
         for start in range(0, len(place_L), _PERMUTED_ROWS):

@@ -7,6 +7,7 @@ held open. Shapes: R rows.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Spill", "Workspace", "forget_pages", "scratch_folder"]
+__all__ = ["Spill", "Workspace", "forget_pages", "new_map", "scratch_folder"]
 
 _PREFIX = "scratch-"
 _DOCUMENT_BYTES = 150
@@ -73,6 +74,31 @@ def forget_pages(array: NDArray[Any]) -> None:
         base = base.base
     if isinstance(base, mmap.mmap):
         base.madvise(mmap.MADV_DONTNEED)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the file system inside name the file, which those of writing do not do themselves."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def new_map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A new file as an array to be filled; its room on disk is taken at once, because a disk that is full when a
+    mapped page is written kills the process.
+
+    Raises:
+        OSError: no room, or no such folder; names the file.
+    """
+    size_bytes = dtype.itemsize * math.prod(shape)
+    if size_bytes == 0:  # nothing cannot be mapped
+        return np.zeros(shape, dtype)
+    with _naming(path), path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    return np.memmap(path, dtype, "r+", shape=shape).view(np.ndarray)
 
 
 class Spill:
@@ -173,7 +199,8 @@ class Spill:
     def _flush(self) -> None:
         for partition, parts in enumerate(self._parts):
             for number, (dtype, _) in enumerate(self._kinds) if parts else ():
-                with self._path(partition, number).open("ab") as file:
+                path = self._path(partition, number)
+                with _naming(path), path.open("ab") as file:
                     for part in parts:
                         rows = np.ascontiguousarray(part[number], dtype)
                         file.write(rows.data)

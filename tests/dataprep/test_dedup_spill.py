@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from support.dedup_runs import Source, configuration, run_stages, write_screen, 
 
 from dataprep.dedup.config import DedupConfig
 from dataprep.dedup.minhash import split_bucket
-from dataprep.dedup.spill import Spill, forget_pages, scratch_folder
+from dataprep.dedup.spill import Spill, forget_pages, new_map, scratch_folder
 from dataprep.documents import Status
 from dataprep.kernels.sorting import sort_records
 from loader.errors import DamageError
@@ -48,6 +49,46 @@ def test_rows_come_back_by_partition_in_their_order(tmp_path: Path, buffer_bytes
     for partition in range(5):
         spill.drop(partition)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_a_full_disk_names_the_scratch_file(tmp_path: Path, count: int) -> None:
+    (tmp_path / "rows.00001.0").symlink_to("/dev/full")
+    spill = Spill(tmp_path, "rows", (np.uint64,), 2, 0)
+    with pytest.raises(OSError, match="rows.00001.0") as caught:
+        spill.add(1, np.arange(count, dtype=np.uint64))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_map_has_its_room_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk that is found when a page is written would be a bus error."""
+    array = new_map(tmp_path / "rows", np.dtype(np.uint32), (300, 128))
+    assert array.shape == (300, 128)
+    assert not array.any()
+    assert (tmp_path / "rows").stat().st_blocks * 512 >= array.nbytes
+    assert new_map(tmp_path / "none", np.dtype(np.uint32), (300, 0)).shape == (300, 0)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="more") as caught:
+        new_map(tmp_path / "more", np.dtype(np.uint32), (300, 128))
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("methods", [("exact",), ("simhash",)])
+def test_a_group_beyond_the_memory_needs_no_signatures(tmp_path: Path, methods: tuple[str, ...]) -> None:
+    """What is mapped then has rows of no column: nothing cannot be mapped."""
+    sources = {
+        "a": Source({"a.jsonl": TEXTS * 3}, 0, ("simhash",)),
+        "b": Source({"b.jsonl": [text.upper() for text in TEXTS] + TEXTS}, 1),
+    }
+    inputs = write_sources(tmp_path, sources)
+    config = configuration(DedupConfig(methods=methods, across=False, max_removed_fraction=1.0), 0.3)
+    whole = run_stages(inputs, config, tmp_path / "whole")
+    assert len(whole.witness) == {("exact",): 16, ("simhash",): 8}[methods]
+    assert run_stages(inputs, config, tmp_path / "mapped", memory_bytes=1 << 10) == whole
 
 
 def test_scratch_goes_away_but_not_that_of_a_living_process(tmp_path: Path) -> None:
