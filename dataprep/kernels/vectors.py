@@ -18,6 +18,7 @@ from .jit import intrinsic
 
 __all__ = [
     "COMPRESSES",
+    "count_leading_zeros",
     "count_ones",
     "count_trailing_zeros",
     "load32",
@@ -96,6 +97,16 @@ def count_ones(typingctx: Any, value: Any) -> tuple[Any, Codegen]:
         return builder.ctpop(arguments[0])
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def count_leading_zeros(typingctx: Any, value: Any) -> tuple[Any, Codegen]:
+    """Zeros (int64) above the highest set bit of a uint64; 64 for zero."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
 
 
 @intrinsic

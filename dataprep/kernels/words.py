@@ -19,7 +19,7 @@ import numpy as np
 
 from ..normalize import COMMON_MARK, IGNORED, SCRIPT_MARK, SEPARATOR, SINGLE, TAIL_MARKS, WORD
 from .jit import helper, kernel
-from .vectors import count_ones, count_trailing_zeros, load64, load_byte, masks_word
+from .vectors import count_leading_zeros, count_ones, count_trailing_zeros, load64, load_byte, masks_word
 
 __all__ = ["TOKEN_SPARE", "mix64", "split_part", "split_words"]
 
@@ -194,8 +194,22 @@ def split_part(data: Any, span: Any, table: Any, token_T: Any, progress: Any) ->
             inside = (_LOW_BIT << np.uint64(stop - block)) - _LOW_BIT
             words &= inside
             high &= inside
-        runs = words | high
         following = block + 64
+        tail = count_leading_zeros(~words) if following < stop else 0
+        if high == _ZERO and tail < 64:
+            # The next block begins with the word that this one cuts, known before any word is looked at; beginnings
+            # and ends of words are two chains that do not wait for each other.
+            words &= _ALL >> np.uint64(tail)
+            begins, ends = words & ~(words << _LOW_BIT), ~words & (words << _LOW_BIT)
+            while begins != _ZERO:
+                bit = count_trailing_zeros(begins)
+                token_T[count] = _hash_ascii(data, block + bit, count_trailing_zeros(ends) - bit)
+                count += 1
+                begins &= begins - _LOW_BIT
+                ends &= ends - _LOW_BIT
+            block = following - tail
+            continue
+        runs = words | high
         many = count_ones(high) >= _MANY
         while runs != _ZERO:
             bit = count_trailing_zeros(runs)
