@@ -234,7 +234,7 @@ def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary],
     for source, files in _source_files(inputs).items():
         rejected = sum(summaries[file].num_rejected for file in files)
         documents = sum(summaries[file].num_documents for file in files)
-        if rejected > config.max_reject_fraction * (rejected + documents):
+        if _share(rejected, rejected + documents) > config.max_reject_fraction:
             raise JobError(
                 "TR-INGEST-REJECTS",
                 f"source {source!r}: {rejected} of {rejected + documents} records are rejected",
@@ -246,6 +246,11 @@ def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary],
             raise JobError(
                 "TR-INGEST-EMPTY", f"source {source!r} holds no document", f"source {source}", "at least one document"
             )
+
+
+def _share(part: int, whole: int) -> float:
+    """A share that equals the decimal it is compared with: 29 of 100 are 0.29, but 0.29 of 100 are less than 29."""
+    return part / whole if whole else 0.0
 
 
 def _source_files(inputs: Sequence[InputFile]) -> dict[str, list[int]]:
@@ -266,7 +271,7 @@ def check_removals(counts: dict[str, dict[str, Any]], config: DedupConfig) -> No
     pairs = [method.status.method for method in METHODS.values() if method.kind == "pairs"]
     for source, count in counts.items():
         removed = sum(count["removed"][name] for name in pairs)
-        if removed > config.max_removed_fraction * count["documents"]:
+        if _share(removed, count["documents"]) > config.max_removed_fraction:
             raise JobError(
                 "TR-DEDUP-REMOVED",
                 f"source {source!r}: {removed} of {count['documents']} documents are duplicates",

@@ -55,7 +55,7 @@ def test_rows_come_back_by_partition_in_their_order(tmp_path: Path, buffer_bytes
 def test_a_full_disk_names_the_scratch_file(tmp_path: Path, count: int) -> None:
     (tmp_path / "rows.00001.0").symlink_to("/dev/full")
     spill = Spill(tmp_path, "rows", (np.uint64,), 2, 0)
-    with pytest.raises(OSError, match="rows.00001.0") as caught:
+    with pytest.raises(OSError, match=r"rows\.00001\.0") as caught:
         spill.add(1, np.arange(count, dtype=np.uint64))
     assert caught.value.errno == errno.ENOSPC
 

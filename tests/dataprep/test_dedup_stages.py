@@ -200,3 +200,23 @@ def test_defaults_are_those_of_the_documentation() -> None:
         "longest",
     )
     assert (DedupConfig().across, DedupConfig().max_removed_fraction, HoldoutConfig().fraction) == (True, 0.9, 0.01)
+
+
+@pytest.mark.parametrize("share", [29, 57, 58])
+def test_a_limit_is_kept_at_its_very_border(tmp_path: Path, share: int) -> None:
+    """0.29 of 100 are less than 29 in binary."""
+    numbers = [f"number {chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(100 - share)]
+    texts = [json.dumps({"text": text}) for text in [*numbers, *([numbers[0]] * share)]]
+    inputs = write_lines(tmp_path, texts)
+    config = configuration(DedupConfig(methods=("exact",), max_removed_fraction=share / 100))
+    assert len(run_stages(inputs, config, tmp_path / "exact").witness) == share
+    less = configuration(replace(config.dedup, max_removed_fraction=(share - 1) / 100))
+    with pytest.raises(JobError, match="TR-DEDUP-REMOVED"):
+        run_stages(inputs, less, tmp_path / "less")
+    rejected = write_lines(tmp_path, [*texts[: 100 - share], *["{"] * share])
+    limit = replace(config, ingest=IngestConfig(max_reject_fraction=share / 100))
+    assert run_stages(rejected, limit, tmp_path / "rejects").counts["sources"]["s"]["rejected"] == {"syntax": share}
+    with pytest.raises(JobError, match="TR-INGEST-REJECTS"):
+        run_stages(
+            rejected, replace(config, ingest=IngestConfig(max_reject_fraction=(share - 1) / 100)), tmp_path / "n"
+        )
