@@ -52,12 +52,14 @@ def dedup(options: CommonOptions, config: Path) -> None:
         index = publish_index(pipeline, prepared.output)
     folder = pipeline.folder("decide")
     files = {"removed": str(folder / "removed.parquet"), "rejected": str(folder / "rejected.parquet")}
+    if "spans" in pipeline.stages:
+        files["cut whole"] = str(pipeline.folder("spans") / "removed.parquet")
     if pipeline.job.config.dedup.against:
         files["superseded"] = str(folder / "superseded.parquet")
     if index is not None:
         files["index"] = str(index)
     text = "\n".join([account_table(sources), "", *(f"{name:<10} {path}" for name, path in files.items())])
-    options.output.result({"sources": sources, **files}, text)
+    options.output.result({"sources": sources, **{key.replace(" ", "_"): path for key, path in files.items()}}, text)
 
 
 @click.command()

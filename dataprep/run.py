@@ -113,7 +113,7 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
         f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
     ]
     lines += ["", removal_text(config.dedup), "", "stages"]
-    lines += [f"  {s['stage']:<10} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
+    lines += [f"  {s['stage']:<13} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
     return plan, "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -241,5 +242,18 @@ def test_verbs(built: Built, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "bytes cut" in said
     assert str(built.folder / "out-index") in said
+    for line in ("removed", "cut whole", "rejected"):
+        (path,) = [Path(row.split()[-1]) for row in said.splitlines() if row.startswith(line)]
+        assert path.is_file()
     assert main(["dedup", str(built.config), "--plan"]) == 0
-    assert "0.80" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "0.80" in plan
+    assert len({line.index(" tasks") for line in plan.splitlines() if " tasks" in line}) == 1
+
+
+def test_the_tokenizer_sees_nothing_that_is_cut(built: Built) -> None:
+    tables = [pa.ipc.open_file(path).read_all() for path in (built.folder / "out.work").glob("sample-*/*.arrow")]
+    texts = [text for table in tables for text in table.column("text").to_pylist()]
+    before, after = built.texts["web", "a.jsonl", 26].split(PASSAGE)
+    assert before + after in texts
+    assert not any(PASSAGE in text for text in texts)
