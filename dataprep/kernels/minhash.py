@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .jit import helper, kernel
-from .vectors import lower_8, lower_32
+from .vectors import lower_eight, lower_many
 
 __all__ = [
     "EMPTY_ROW",
@@ -55,10 +55,10 @@ def lower_signature(value_S: Any, count: int, permutations: Any, out_K: Any) -> 
     """Lower ``out_K`` (uint32) by the first ``count`` mixed values (uint32)."""
     k = np.int64(0)
     while k + 32 <= out_K.shape[0]:
-        lower_32(value_S, np.int64(count), permutations, out_K, k)
+        lower_many(value_S, np.int64(count), permutations, out_K, k)
         k += 32
     while k + PERMUTATION_STEP <= out_K.shape[0]:
-        lower_8(value_S, np.int64(count), permutations, out_K, k)
+        lower_eight(value_S, np.int64(count), permutations, out_K, k)
         k += PERMUTATION_STEP
 
 

@@ -24,8 +24,8 @@ __all__ = [
     "load32",
     "load64",
     "load_byte",
-    "lower_8",
-    "lower_32",
+    "lower_eight",
+    "lower_many",
     "mask_high",
     "masks_copy",
     "masks_line",
@@ -325,7 +325,7 @@ def _affine_minima(builder: Any, pointers: list[Any], count: Any, vector: Any, n
 
 
 def _lowering(lanes: int, num_vectors: int) -> Codegen:
-    """Code of ``lower_8`` and ``lower_32``: ``num_vectors`` vectors of ``lanes`` permutations."""
+    """Code of ``lower_eight`` and ``lower_many``: ``num_vectors`` vectors of ``lanes`` permutations."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count, permutations, out, first = arguments
@@ -342,13 +342,15 @@ def _lowering(lanes: int, num_vectors: int) -> Codegen:
 
 
 @intrinsic
-def lower_8(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
+def lower_eight(
+    typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any
+) -> tuple[Any, Codegen]:
     """Lower ``out[first : first + 8]`` to the least ``a * value + b`` modulo 2^32 of the first ``count`` values, for
     the same elements of ``permutations``, factors and summands. All arrays are uint32."""
     return types.void(values, types.int64, permutations, out, types.int64), _lowering(8, 1)
 
 
 @intrinsic
-def lower_32(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
-    """As ``lower_8`` for 32 permutations: more would not fit into 16 registers, fewer would load values more often."""
+def lower_many(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
+    """As ``lower_eight`` for 32 permutations: more would not fit into 16 registers, fewer would load values more often."""
     return types.void(values, types.int64, permutations, out, types.int64), _lowering(16, 2)
