@@ -47,6 +47,7 @@ from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
 from loader.canonical import canonical_json
+from loader.errors import RefusedError
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 
@@ -68,23 +69,51 @@ METHOD = "decontaminate"
 
 
 class IndexItems(PipelineStep):  # type: ignore[misc]
-    """Read the items, index them, and show on planted ones that they are found."""
+    """Read the items, index them, and show on planted ones that they are found.
+
+    Args:
+        config, base: the rule, and the folder of relative paths.
+        folder: where to write.
+        salt: of the planted sample.
+        expected: ``items_identity`` as the stage's digest has it; None = any.
+    """
 
     name = "index benchmark items"
     type = "tokenreel"
 
-    def __init__(self, config: DecontaminateConfig, base: str | Path, folder: str | Path, salt: int) -> None:
+    def __init__(
+        self,
+        config: DecontaminateConfig,
+        base: str | Path,
+        folder: str | Path,
+        salt: int,
+        expected: Sequence[object] | None = None,
+    ) -> None:
         super().__init__()
+        self.expected = expected
         self.config = config
         self.base = Path(base)
         self.folder = Path(folder)
         self.salt = salt
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Write the index; rank 0 works, other ranks have nothing to do."""
+        """Write the index; rank 0 works, other ranks have nothing to do.
+
+        Raises:
+            RefusedError: the items are not the expected ones.
+        """
         if rank == 0:
             with self.track_time("job"):
-                index = build_index(read_items(self.config, self.base), self.config)
+                items = read_items(self.config, self.base)
+                if self.expected is not None and items_identity(self.config, self.base) != list(self.expected):
+                    raise RefusedError(
+                        "TR-INPUT-CHANGED",
+                        "benchmark items changed while the job was running",
+                        "decontaminate.benchmarks",
+                        "the items that were there when it began",
+                        "run the same command again; it starts from the new items",
+                    )
+                index = build_index(items, self.config)
                 check_matchable(index, self.config)
                 save_index(index, self.folder)
                 canary: dict[str, int] | None = None

@@ -158,7 +158,7 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     packing = {"pack": to_plain(config.pack), "shards": to_plain(config.shards), "seed": config.seed}
     plans.add("pack", packing, ["mix"], len(buckets), shape)
     plans.add("write", {}, ["pack"], len(buckets))
-    makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded))
+    makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded, plans.extra_of("items")))
     return Pipeline(job, work, {name: plans.stage(name, makers[name]) for name in plans.digests}, buckets)
 
 
@@ -247,6 +247,10 @@ class _StagePlans:
         self.folders[name] = self._work / f"{name}-{digest[:12]}"
         self._descriptions[name] = description
         self._num_tasks[name] = num_tasks
+
+    def extra_of(self, name: str) -> Any:
+        """What a stage was added with; None without it."""
+        return self._descriptions[name]["extra"][1] if name in self._descriptions else None
 
     def stage(self, name: str, make_steps: Callable[[], tuple[PipelineStep, ...]]) -> Stage:
         """The finished stage."""

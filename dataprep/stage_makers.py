@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ class StageParts:
         fates: where statuses and cuts will stand.
         buckets: tasks of pack and write.
         loaded: tokenizer model to load and its hash; None = train one.
+        items: identity of the benchmark items that the stage's digest names; None = no benchmark.
     """
 
     job: Job
@@ -43,6 +44,7 @@ class StageParts:
     fates: Fates
     buckets: tuple[Bucket, ...]
     loaded: tuple[Path, str] | None
+    items: Sequence[object] | None = None
 
 
 def sign_config(job: Job) -> SignConfig:
@@ -86,7 +88,7 @@ def _items(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .decontaminate import IndexItems
 
     job = parts.job
-    return (IndexItems(job.config.decontaminate, job.base, parts.folders["items"], job.config.seed),)
+    return (IndexItems(job.config.decontaminate, job.base, parts.folders["items"], job.config.seed, parts.items),)
 
 
 def _contamination(parts: StageParts) -> tuple[PipelineStep, ...]:

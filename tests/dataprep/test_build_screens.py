@@ -214,6 +214,16 @@ def test_an_index_of_other_settings_is_refused_before_anything_is_read(built: Bu
     assert [path.name for path in (tmp_path / "out.work").iterdir() if path.is_dir()] == []
 
 
+def test_items_that_change_while_the_job_runs_are_refused(tmp_path: Path) -> None:
+    """The digest of the stage names those that were there when it was planned."""
+    config = write_job(tmp_path, {"web": web_texts()}, dedup={"methods": ["exact"]})
+    prepared = prepare(config, (), read_only=False)
+    (tmp_path / "items.jsonl").write_text(json.dumps({"question": ITEM, "answer": "73"}) + "\n", encoding="utf-8")
+    with pytest.raises(RefusedError, match="TR-INPUT-CHANGED"):
+        run_build(prepared, Output(quiet=True))
+    assert "items" in build(config)["stages_s"]
+
+
 def test_an_index_asked_for_later_or_moved_away_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dedup: dict[str, Any] = {"methods": ["exact"]}
     changes: dict[str, Any] = {"quality": [], "decontaminate": {}, "holdout": {"fraction": 0}}
