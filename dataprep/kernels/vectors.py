@@ -352,5 +352,5 @@ def lower_eight(
 
 @intrinsic
 def lower_many(typingctx: Any, values: Any, count: Any, permutations: Any, out: Any, first: Any) -> tuple[Any, Codegen]:
-    """As ``lower_eight`` for 32 permutations: more would not fit into 16 registers, fewer would load values more often."""
+    """``lower_eight`` for 32 permutations: more would not fit into 16 registers, fewer would load values more often."""
     return types.void(values, types.int64, permutations, out, types.int64), _lowering(16, 2)
