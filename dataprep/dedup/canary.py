@@ -1,10 +1,10 @@
 """Canaries: copies that are planted in memory must be found, or the job fails.
 
 Up to 64 documents, chosen by keyed hash, get a copy at the lowest priority: their text and two words more (an equal
-text without ``minhash``; with ``decision: estimate``, where nothing is read, their signature with every twentieth row
-changed). A copy shapes nothing else: it can remove and link no one. ``union_find`` has none: its clusters would count
-them. A copy is due to be found if its original is kept, its similarity is at or above the threshold, and banding would
-miss such a pair less than once in a million. Costs one more read of up to 64 files.
+text without ``minhash``; with ``decision: estimate``, where nothing is read, their signature with a twentieth of the
+rows changed). A copy shapes nothing else: it can remove and link no one. ``union_find`` has none: its clusters would
+count them. A copy is due to be found if its original is kept, its similarity is at or above the threshold, and banding
+would miss such a pair less than once in a million. Costs one more read of up to 64 files.
 
 Shapes: P documents in the order of the files, C canaries.
 """
@@ -28,7 +28,7 @@ from ..holdout import keyed_hash
 from .candidates import ReadSets
 from .config import DecideConfig, DedupConfig
 from .decide import Decision
-from .minhash import miss_probability
+from .minhash import EXTRA_ROWS, miss_probability
 from .signatures import DOCUMENT_DTYPE
 from .table import DocumentTable, SignedFile
 
@@ -92,7 +92,8 @@ class Canaries:
         exact = "minhash" not in config.methods and "exact" in config.methods
         due_C = decision.status_N[original_C] == Status.KEPT
         if not exact:
-            misses = np.array([miss_probability(similarity, config.minhash) for similarity in self.similarity_C])
+            further = EXTRA_ROWS if decision.figures["unverified_pairs"] else 0  # some bucket may have been split
+            misses = np.array([miss_probability(j, config.minhash, further) for j in self.similarity_C.tolist()])
             due_C &= (self.similarity_C >= config.threshold) & (misses < _MISS)
         missed = np.flatnonzero(due_C & (decision.status_N[copy_C] == Status.KEPT))
         if len(missed):
@@ -170,14 +171,20 @@ def _copies(
         assert signed.signature_NK is not None
         for row in row_C.tolist():
             signature_NK = np.array(signed.signature_NK[row : row + 1])
-            signature_NK[:, ::_STEP] ^= np.uint32(1)
             documents = signed.documents[row : row + 1].copy()
+            signature_NK[:, _changed_rows(signature_NK.shape[1], int(documents["hash_low"][0]))] ^= np.uint32(1)
             documents["hash_low"] ^= np.uint64(1)
             simhash_N = None if signed.simhash_N is None else np.array(signed.simhash_N[row : row + 1])
             agree = float((signature_NK == signed.signature_NK[row]).mean())
             yield SignedFile(documents, signature_NK, simhash_N), np.zeros(0, np.uint64), agree
     else:
         yield from _near_copies(inputs, file, signed, row_C, config)
+
+
+def _changed_rows(num_rows: int, key: int) -> NDArray[np.int64]:
+    """A twentieth of the rows of a signature, drawn: at even distances they would be in all of the longer bands."""
+    order_K: NDArray[np.int64] = np.argsort(keyed_hash(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
+    return order_K[: -(-num_rows // _STEP)]
 
 
 def _near_copies(

@@ -323,7 +323,7 @@ def decide(
         "candidate_documents": decider.num_candidates,
         "signatures_compared": int(whole.state[0]),
         "similarities": int(whole.state[1]),
-        "copies": int(copies.sum()),
+        "copies": int(copies[: len(copies) - table.num_planted].sum()),
         "unverified_pairs": int(whole.state[2]),
     }
     return Decision(status_N, whole.witness_L, whole.similarity_L, component_N, figures, decider.scratch_bytes)

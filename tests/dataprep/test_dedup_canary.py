@@ -1,0 +1,91 @@
+"""Planted copies: they are found, they change nothing, and a dedup that does not work fails by them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.dedup_runs import Source, configuration, near_copies, run_stages, write_sources
+
+from dataprep.dedup import METHODS
+from dataprep.dedup.config import DedupConfig, MinHashConfig
+from dataprep.dedup.minhash import EXTRA_ROWS, miss_probability
+from dataprep.documents import InputFile
+from loader.errors import JobError
+
+SEVERAL = ("exact", "minhash", "simhash")
+
+
+def make_inputs(tmp_path: Path) -> list[InputFile]:
+    texts = near_copies(random.Random(4), 60, vocabulary=200, longest=90)
+    sources = {
+        "a": Source({"a.jsonl": texts[:25]}, 0, ("simhash",)),
+        "b": Source({"a.jsonl": texts[25:45], "b.jsonl": texts[45:]}, 1),
+        "c": Source({"a.jsonl": texts[:20]}, 1, SEVERAL),
+    }
+    return write_sources(tmp_path, sources)
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize(
+    ("methods", "decision"),
+    [(("exact",), "leader"), (("minhash",), "leader"), (SEVERAL, "leader"), (SEVERAL, "estimate")],
+)
+def test_copies_are_found_and_change_nothing(tmp_path: Path, methods: Any, decision: Any, across: bool) -> None:
+    inputs = make_inputs(tmp_path)
+    dedup = DedupConfig(methods, decision, across=across, write_index=True, max_removed_fraction=1.0)
+    config = configuration(dedup, 0.3)
+    plain = run_stages(inputs, config, tmp_path / "plain")
+    with_copies = run_stages(inputs, replace(config, dedup=replace(dedup, canary=True)), tmp_path / "planted")
+    assert with_copies.counts["dedup"]["canaries"] > 10
+    for outcome in (plain, with_copies):
+        for figure in ("canaries", "candidate_documents", "signatures_compared", "similarities"):
+            outcome.counts["dedup"].pop(figure, None)  # what the search for the copies cost
+    assert with_copies == plain
+    for path in sorted((tmp_path / "plain/decided").glob("*")):
+        if path.name != "counts.json":
+            assert path.read_bytes() == (tmp_path / "planted/decided" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("minhash", [MinHashConfig(1024, 51, 20), MinHashConfig(4096, 200, 20), MinHashConfig()])
+def test_estimated_copies_agree_in_some_band(tmp_path: Path, minhash: MinHashConfig) -> None:
+    """Rows that are changed at even distances would be in every band."""
+    dedup = DedupConfig(("minhash",), "estimate", minhash=minhash, canary=True, max_removed_fraction=1.0)
+    assert run_stages(make_inputs(tmp_path), configuration(dedup), tmp_path / "work").counts["dedup"]["canaries"] > 10
+
+
+@pytest.mark.parametrize(("method", "decision"), [("exact", "leader"), ("minhash", "leader"), ("minhash", "estimate")])
+def test_a_dedup_that_does_not_work_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, decision: Any
+) -> None:
+    inputs = make_inputs(tmp_path)
+    dedup = DedupConfig((method,), decision, canary=True, max_removed_fraction=1.0)
+    if method == "exact":
+        monkeypatch.setattr(
+            "dataprep.dedup.table._first_equal",
+            lambda content, rights: [np.arange(len(content[0]), dtype=np.int32)] * 2,
+        )
+    else:
+        monkeypatch.setitem(METHODS, method, replace(METHODS[method], num_bands=lambda config: 0))
+    with pytest.raises(JobError, match="TR-DEDUP-CANARY"):
+        run_stages(inputs, configuration(dedup), tmp_path / "work")
+
+
+def test_splitting_asks_more_of_a_pair() -> None:
+    plain = [miss_probability(similarity, MinHashConfig()) for similarity in (0.9, 0.99)]
+    split = [miss_probability(similarity, MinHashConfig(), EXTRA_ROWS) for similarity in (0.9, 0.99)]
+    assert max(plain) < 1e-6
+    assert split[1] < 1e-6 < split[0]
+
+
+def test_no_alarm_where_buckets_are_split(tmp_path: Path) -> None:
+    frame = [f"frame{chr(97 + place)}" for place in range(20)]
+    texts = [" ".join([*frame, f"own{chr(97 + n // 26)}{chr(97 + n % 26)}", *frame[:4]]) for n in range(60)]
+    inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": texts}, 0)})
+    dedup = DedupConfig(("minhash",), threshold=0.85, max_bucket=2, canary=True, max_removed_fraction=1.0)
+    figures = run_stages(inputs, configuration(dedup), tmp_path / "work").counts["dedup"]
+    assert figures["unverified_pairs"] > 0
