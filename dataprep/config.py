@@ -210,7 +210,9 @@ class RunConfig:
         number, unit = self._memory()
         plain = number.isdecimal() and len(number) <= _MAX_MEMORY_DIGITS and unit in _MEMORY_UNITS
         if not plain or not 1 << 26 <= self.memory_bytes < 10**18:
-            problems.append("memory: a whole number with MB, GB, TB, MiB, GiB or TiB, at least 64MiB, below 10^18 bytes")
+            problems.append(
+                "memory: a whole number with MB, GB, TB, MiB, GiB or TiB, at least 64MiB, below 10^18 bytes"
+            )
         if not 1 <= self.workers <= 4096:
             problems.append("workers: from 1 to 4096")
         if not 0 <= self.retries <= 100:
@@ -316,8 +318,9 @@ def source_priority(config: BuildConfig) -> tuple[str, ...]:
 
 
 def semantic_of(config: BuildConfig) -> dict[str, Any]:
-    """What shapes the Datasets, JSON-able: no ``run``, no ``output``, no roots, not whether an Index is left beside
-    them; sources as a list, because their order is a priority.
+    """What shapes the Datasets, JSON-able: no ``run``, no ``output``, no roots and other places (the build digest
+    knows what lay there), not whether an Index is left beside them; sources as a list, because their order is a
+    priority.
     """
     from loader.settings import to_plain
 
@@ -326,6 +329,10 @@ def semantic_of(config: BuildConfig) -> dict[str, Any]:
     for key in ("run", "output", "sources"):
         del plain[key]
     del plain["dedup"]["write_index"]
+    plain["dedup"]["against"] = len(config.dedup.against)
+    plain["tokenizer"]["sentencepiece"]["load"] = config.tokenizer.sentencepiece.load is not None
+    for benchmark in plain["decontaminate"]["benchmarks"].values():
+        benchmark["path"] = benchmark["path"] is not None
     sources = []
     for name in config.sources:
         source = to_plain(config.sources[name])

@@ -31,11 +31,15 @@ from .config import semantic_of
 from .mix_stage import REMOVED_SCHEMA
 from .pipeline import Pipeline
 from .places import SPLITS, existing_build, index_output, split_outputs
-from .tables import CUTS_SCHEMA, copy_tables, cut_batches, emptied_batches, rows_of, write_batches
+from .tables import CUTS_SCHEMA, copy_tables, cut_batches, emptied_batches, followed_rows, rows_of, write_batches
 
 __all__ = ["Published", "publish", "publish_index"]
 
-_OPTIONAL_TABLES = (("decide", "superseded.parquet"), ("decontaminate", "contamination.parquet"))
+_OPTIONAL_TABLES = (
+    ("decide", "superseded.parquet"),
+    ("decontaminate", "contamination.parquet"),
+    ("decontaminate", "frequent.parquet"),
+)
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,15 @@ def _root(root: str, base: Path, output: Path) -> str:
 def _write_tables(pipeline: Pipeline, folder: Path) -> list[str]:
     """removed (screens and deduplication, then mix), rejected, cuts and what else the stages list; their names."""
     decided = pipeline.folder("decide")
-    removed = [table / "removed.parquet" for table in pipeline.fates().tables]
+    first, *later = [table / "removed.parquet" for table in pipeline.fates().tables]
     mixed_out = pipeline.folder("mix") / "mixed_out.parquet"
     emptied = emptied_batches(pipeline, REMOVED_SCHEMA)
-    rows = itertools.chain(rows_of(removed, REMOVED_SCHEMA), emptied, rows_of([mixed_out], REMOVED_SCHEMA))
+    decided_rows = rows_of([first], REMOVED_SCHEMA)
+    for table in later:
+        decided_rows = followed_rows(decided_rows, pq.read_table(table))
+    rows = itertools.chain(
+        decided_rows, rows_of([*later], REMOVED_SCHEMA), emptied, rows_of([mixed_out], REMOVED_SCHEMA)
+    )
     write_batches(folder / "removed.parquet", REMOVED_SCHEMA, rows)
     rejected = decided / "rejected.parquet"
     copy_tables(folder / "rejected.parquet", [rejected], pq.read_schema(rejected))

@@ -163,7 +163,7 @@ def _index(parts: StageParts) -> tuple[PipelineStep, ...]:
 
     folders = parts.folders
     places = (folders["sign"], folders["decide"], folders["index"])
-    return (WriteIndex(parts.job.inputs, decide_config(parts.job), *places, status=parts.fates.status),)
+    return (WriteIndex(parts.job.inputs, decide_config(parts.job), *places, status=parts.fates.status_of_file),)
 
 
 def _choose(parts: StageParts) -> tuple[PipelineStep, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loader.files import TEMPORARY_PREFIX, fsync_folder
@@ -17,7 +18,7 @@ from loader.text.records import document_ids
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "emptied_batches", "rows_of", "write_batches"]
+__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "emptied_batches", "followed_rows", "rows_of", "write_batches"]
 
 CUTS_SCHEMA = pa.schema(
     [
@@ -86,6 +87,36 @@ def rows_of(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch
                     for field in schema
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def followed_rows(batches: Iterable[pa.RecordBatch], later: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Rows of removed.parquet whose witness was removed by a ``later`` table (same columns) get that one's witness.
+
+    Dedup decides before passages are cut, so a witness may be cut whole afterwards: all it said stands in its own
+    witness, which stays. The row keeps its similarity, and a ``reason`` that names the document in between.
+    """
+    order = np.argsort(later.column("document").to_numpy(), kind="stable")
+    later = later.take(pa.array(order)).combine_chunks()
+    gone = later.column("document").to_numpy()
+    if not len(gone):
+        yield from batches
+        return
+    names = ("witness_document", "witness_source", "witness_file", "witness_record")
+    for batch in batches:
+        witness = batch.column("witness_document").fill_null(0).to_numpy()
+        place = np.minimum(np.searchsorted(gone, witness), len(gone) - 1)
+        moved = (gone[place] == witness) & batch.column("witness_document").is_valid().to_numpy(zero_copy_only=False)
+        if moved.any():
+            found, mask = later.take(pa.array(place)), pa.array(moved)
+            between = pa.array([f"by way of {one:016x}, cut whole" for one in witness.tolist()], pa.string())
+            columns = {
+                **{name: pc.if_else(mask, found.column(name).combine_chunks(), batch.column(name)) for name in names},
+                "reason": pc.if_else(mask, between, batch.column("reason")),
+            }
+            arrays = [columns.get(name, batch.column(name)) for name in batch.schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+        else:
+            yield batch
 
 
 def emptied_batches(pipeline: Pipeline, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

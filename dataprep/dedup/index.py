@@ -145,16 +145,15 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         signed: Path,
         decided: Path,
         folder: Path,
-        status: Path | None = None,
+        status: Callable[[int], NDArray[np.uint8]] | None = None,
     ) -> None:
-        """``decided``: folder with the priority numbers; ``status``: with the statuses, if a later stage changed
-        some."""
+        """``decided``: folder with priority numbers and statuses; ``status`` gives those that later stages changed."""
         super().__init__()
         self.inputs = tuple(inputs)
         self.config = config
         self.signed = Path(signed)
         self.decided = Path(decided)
-        self.status = Path(status or decided)
+        self.status = status
         self.folder = Path(folder)
         self._source_numbers = {source.name: number for number, source in enumerate(self._sources())}
 
@@ -193,12 +192,16 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         by_name = {file.source: IndexSource(file.source, file.rank, file.opt_out) for file in self.inputs}
         return [by_name[name] for name in sorted(by_name)]
 
+    def _status_of(self, file: int) -> NDArray[np.uint8]:
+        path = self.decided / f"status.{file:05d}.npy"
+        return self.status(file) if self.status else _load_array(path, load_summary(self.signed, file).num_records)
+
     def _kept(self) -> _Kept:
         keep_FR, files, rows, ranks = [], [], [], []
         dedup = self.config.dedup
         for file in range(len(self.inputs)):
             record_N = load_signed(self.signed, file, dedup).documents["record"]
-            status_R = _load_array(self.status / f"status.{file:05d}.npy", load_summary(self.signed, file).num_records)
+            status_R = self._status_of(file)
             rank_N = _load_array(self.decided / f"rank.{file:05d}.npy", len(record_N))
             keep_R = (status_R == Status.KEPT) | (status_R == Status.HELD_OUT)
             row_N = np.flatnonzero(keep_R[record_N])

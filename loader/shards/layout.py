@@ -132,6 +132,7 @@ RESERVED_NAMES = frozenset(
         "rejected.parquet",
         "superseded.parquet",
         "contamination.parquet",
+        "frequent.parquet",
         "tokenizer",
         "index",
     }

@@ -162,6 +162,33 @@ def test_segments_around_cuts_are_the_text_they_say(built: Built) -> None:
     assert seen == built.texts.keys() - removed
 
 
+def test_a_witness_that_passages_took_whole_hands_on_its_own(tmp_path: Path) -> None:
+    """Dedup removes ``near`` for ``middle``; then every passage of ``middle`` stands in the longer document."""
+    middle = words("middle", 100)
+    near = middle.removesuffix(middle.split()[-1]).strip()
+    long = words("before", 200) + " " + middle + " " + words("after", 200)
+    rest = [words(f"rest{n}r", 60) for n in range(12)]
+    dedup = {"methods": ["exact", "minhash", "ngram"]}
+    small = {"tokenizer": {"sentencepiece": {"train": {"vocab_size": 310, "sample_bytes": 30000}}}}
+    config = write_job(tmp_path, {"web": [near, middle, long, *rest]}, dedup=dedup, holdout={"fraction": 0}, **small)
+    result = build(config)
+    rows = pq.read_table(Path(result["output"]) / "removed.parquet").to_pylist()
+    assert [(row["record"], row["method"], row["witness_record"]) for row in rows] == [
+        (0, "minhash", 2),
+        (1, "ngram", 2),
+    ]
+    assert "cut whole" in rows[0]["reason"]
+    assert rows[0]["similarity"] >= 0.8
+    assert result["accounting"]["sources"]["web"]["trained"] == 13
+
+
+def test_places_shape_no_dataset(built: Built) -> None:
+    """Where items, Indexes and tokenizers lie is no part of what the Dataset is."""
+    config = json.dumps(built.datasets[0].manifest.config)
+    assert "items.jsonl" not in config
+    assert str(built.folder) not in config
+
+
 def test_bytes_add_up(built: Built) -> None:
     cut = sum(row["byte_count"] for row in built.table("cuts.parquet"))
     assert built.result["accounting"]["cut_bytes"] == cut > 0
