@@ -11,9 +11,8 @@
     index/index.json       version, stamp, sources (name, rank, opt_out), count, keep, salt, size and xxh3-128 of the
                            files, its own digest; written last
 
-It is a function of configuration and data. Writing reads every kept text once more, file after file; memory is one
-batch and some 40 bytes a document, disk the sets twice while they are put in order. Shapes: N documents, K
-permutations, S shingles of all sets.
+A function of configuration and data. Writing reads every kept text once more; memory is one batch and some 40 bytes a
+document, disk the sets twice while they are put in order. Shapes: N documents, K permutations, S shingles of all sets.
 """
 
 from __future__ import annotations
