@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..documents import Status
 from ..kernels.jaccard import Sets
-from ..kernels.walk import NO_DOCUMENT, Fates, Rules, find_candidates, link_kept, walk
+from ..kernels.walk import CHECK_ROWS, NO_DOCUMENT, Fates, Rules, find_candidates, link_kept, walk
 from .buckets import Band, plan_bands, propose
 from .candidates import ReadColumns, ReadSets
 from .clusters import remove_clusters
@@ -181,7 +181,7 @@ class _Decider:
         if takes_part_L is not None:
             rules.takes_part_TL[self.names.index("minhash")] = False
         fates = _walk(group, rules, own, step)
-        if fates.state[2]:  # some bucket kept too many members: its parts show which of them are near each other
+        if _overfull(group, rules):  # a question for each bucket alone: what else is in the group plays no part
             group = groups.with_parts(number, group)
             fates = _walk(group, rules, own, step)
         if takes_part_L is not None:
@@ -205,6 +205,13 @@ class _Decider:
                 forget_pages(group.signature_LK)
             self.root_H[group.head_L] = group.head_L[_flat(parent_L)]
         sets.drop(number)
+
+
+def _overfull(group: Group, rules: Rules) -> bool:
+    """Whether some bucket that can be split kept too many members: its parts show which of them are near each other,
+    also those that are linked only (an opted-out source's)."""
+    can_split_G = rules.check_T[group.buckets.method_G] == CHECK_ROWS
+    return bool((group.buckets.fill_G[can_split_G] > rules.max_members).any())
 
 
 def _walk(group: Group, rules: Rules, sets: Sets, step: int) -> Fates:
