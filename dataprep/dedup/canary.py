@@ -3,8 +3,9 @@
 Up to 64 documents, chosen by keyed hash, get a copy at the lowest priority: their text and two words more (an equal
 text without ``minhash``; with ``decision: estimate``, where nothing is read, their signature with a twentieth of the
 rows changed). A copy shapes nothing else: it can remove and link no one. ``union_find`` has none: its clusters would
-count them. A copy is due to be found if its original is kept, its similarity is at or above the threshold, and banding
-would miss such a pair less than once in a million. Costs one more read of up to 64 files.
+count them. A copy is due to be found if its original is kept, its similarity is at or above the threshold, banding
+would miss such a pair less than once in a million, and no pair of it was passed over in a bucket of too many. Costs
+one more read of up to 64 files.
 
 Shapes: P documents in the order of the files, C canaries.
 """
@@ -28,7 +29,7 @@ from ..holdout import keyed_hash
 from .candidates import ReadSets
 from .config import DecideConfig, DedupConfig
 from .decide import Decision
-from .minhash import EXTRA_ROWS, miss_probability
+from .minhash import miss_probability
 from .signatures import DOCUMENT_DTYPE
 from .table import DocumentTable, SignedFile
 
@@ -92,9 +93,9 @@ class Canaries:
         exact = "minhash" not in config.methods and "exact" in config.methods
         due_C = decision.status_N[original_C] == Status.KEPT
         if not exact:
-            further = EXTRA_ROWS if decision.figures["unverified_pairs"] else 0  # some bucket may have been split
-            misses = np.array([miss_probability(j, config.minhash, further) for j in self.similarity_C.tolist()])
+            misses = np.array([miss_probability(similarity, config.minhash) for similarity in self.similarity_C])
             due_C &= (self.similarity_C >= config.threshold) & (misses < _MISS)
+        due_C &= ~(decision.passed_N[copy_C] & (decision.status_N[copy_C] == Status.KEPT))
         missed = np.flatnonzero(due_C & (decision.status_N[copy_C] == Status.KEPT))
         if len(missed):
             one = original_C[missed[0]]

@@ -52,6 +52,7 @@ class Decision:
         witness_N: int32, the kept document that removed this one, else ``NO_DOCUMENT``.
         similarity_N: float64, similarity to the witness.
         component_N: int32, best document of the component of kept documents that must stay together (itself if alone).
+        passed_N: whether a pair of the document was passed over in a bucket of too many.
         figures: what was compared: candidate documents and pairs, similarities computed, pairs unverified.
         scratch_bytes: disk that was used meanwhile.
     """
@@ -60,6 +61,7 @@ class Decision:
     witness_N: NDArray[np.int32]
     similarity_N: NDArray[np.float64]
     component_N: NDArray[np.int32]
+    passed_N: NDArray[np.bool_]
     figures: dict[str, int]
     scratch_bytes: int
 
@@ -68,6 +70,17 @@ def pair_methods(methods: Mapping[str, Method], config: DedupConfig) -> list[str
     """The configured methods that propose pairs; those whose pairs need no verification first."""
     names = [name for name in config.methods if methods[name].kind == "pairs"]
     return sorted(names, key=lambda name: (methods[name].verifies, name))
+
+
+def _no_fates(count: int) -> Fates:
+    """Fates of documents that are all kept."""
+    return Fates(
+        np.full(count, NO_DOCUMENT, np.int32),
+        np.zeros(count),
+        np.zeros(count, np.uint8),
+        np.zeros(count, np.uint8),
+        np.zeros(3, np.int64),
+    )
 
 
 class _Decider:
@@ -87,9 +100,7 @@ class _Decider:
         self.names = pair_methods(methods, self.config)
         self.heads = table.heads
         count = len(self.heads)
-        self.fates = Fates(
-            np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), np.zeros(3, np.int64)
-        )
+        self.fates = _no_fates(count)
         self.root_H = np.arange(count, dtype=np.int32)
         self.num_candidates = 0
         self.scratch_bytes = 0
@@ -194,6 +205,7 @@ class _Decider:
         self.fates.witness_L[group.head_L] = np.where(removed_L, witness_L, NO_DOCUMENT)
         self.fates.similarity_L[group.head_L] = fates.similarity_L
         self.fates.method_L[group.head_L] = fates.method_L
+        self.fates.passed_L[group.head_L] = fates.passed_L
         self.fates.state[:] += fates.state
         if self.holdout.fraction > 0 and count:
             parent_L = np.arange(count, dtype=np.int32)
@@ -217,9 +229,7 @@ def _overfull(group: Group, rules: Rules) -> bool:
 def _walk(group: Group, rules: Rules, sets: Sets, step: int) -> Fates:
     """Fates of one group, walked ``step`` documents at a time."""
     count = len(group.head_L)
-    fates = Fates(
-        np.full(count, NO_DOCUMENT, np.int32), np.zeros(count), np.zeros(count, np.uint8), np.zeros(3, np.int64)
-    )
+    fates = _no_fates(count)
     seen_L = np.full(count, NO_DOCUMENT, np.int64)
     for first in range(0, count, step):
         walk(group.buckets, rules, sets, fates, seen_L, (first, min(count, first + step)))
@@ -263,6 +273,7 @@ def _spread_over_copies(decider: _Decider) -> tuple[Fates, NDArray[np.bool_]]:
         np.where(removed, heads[np.where(removed, witness_N, 0)], NO_DOCUMENT).astype(np.int32),
         np.where(removed, fates.similarity_L[place_N], 0.0),
         np.where(removed, fates.method_L[place_N], method_N).astype(np.uint8),
+        fates.passed_L[place_N],
         fates.state,
     )
     whole.witness_L[copies] = table.head_N[copies]
@@ -333,4 +344,7 @@ def decide(
         "copies": int(copies[: len(copies) - table.num_planted].sum()),
         "unverified_pairs": int(whole.state[2]),
     }
-    return Decision(status_N, whole.witness_L, whole.similarity_L, component_N, figures, decider.scratch_bytes)
+    passed_N = whole.passed_L > 0
+    return Decision(
+        status_N, whole.witness_L, whole.similarity_L, component_N, passed_N, figures, decider.scratch_bytes
+    )

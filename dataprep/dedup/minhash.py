@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 from .config import DedupConfig, MinHashConfig
 from .table import SignedColumns
 
-__all__ = ["EXTRA_ROWS", "estimate_floor", "keys", "miss_probability", "miss_table", "split_bucket"]
+__all__ = ["estimate_floor", "keys", "miss_probability", "miss_table", "split_bucket"]
 
 _FLOOR_SIGMAS = 5.0
-EXTRA_ROWS = 16
-"""Further signature rows that the parts of a bucket that is too large agree on, at the most."""
+_EXTRA_ROWS = 16
 
 
-def miss_probability(similarity: float, config: MinHashConfig, further: int = 0) -> float:
-    """Probability that a pair of this Jaccard similarity agrees in no band: ``(1 - s^rows)^bands``; with ``further``,
-    in no band and so many rows behind it."""
-    return float((1.0 - similarity ** (config.rows + further)) ** config.bands)
+def miss_probability(similarity: float, config: MinHashConfig) -> float:
+    """Probability that a pair of this Jaccard similarity agrees in no band: ``(1 - s^rows)^bands``."""
+    return float((1.0 - similarity**config.rows) ** config.bands)
 
 
 def miss_table(config: MinHashConfig) -> dict[str, float]:
@@ -59,7 +57,7 @@ def split_bucket(
     after = (band + 1) * config.minhash.rows
     too_large: list[NDArray[np.int32]] = [member_C]
     parts: list[NDArray[np.int32]] = []
-    for extra in range(EXTRA_ROWS):
+    for extra in range(_EXTRA_ROWS):
         column = signature_NK[:, (after + extra) % signature_NK.shape[1]]
         pending, too_large = too_large, []
         for members in pending:

@@ -80,11 +80,13 @@ class Rules(NamedTuple):
 
 class Fates(NamedTuple):
     """Result of the walk: ``witness_L`` int32 (``NO_DOCUMENT`` = kept), ``similarity_L`` float64, ``method_L``
-    uint8, and ``state`` int64: pairs checked, similarities computed, pairs passed over in buckets of too many."""
+    uint8, ``passed_L`` uint8 (1 = some pair of the document was passed over), and ``state`` int64: pairs checked,
+    similarities computed, pairs passed over in buckets of too many."""
 
     witness_L: NDArray[np.int32]
     similarity_L: NDArray[np.float64]
     method_L: NDArray[np.uint8]
+    passed_L: NDArray[np.uint8]
     state: NDArray[np.int64]
 
 
@@ -201,8 +203,9 @@ def walk(buckets: Buckets, rules: Rules, sets: Sets, fates: Fates, seen_L: Any, 
                     best = mate
                     fates.similarity_L[d] = similarity
                     fates.method_L[d] = method
-            if place == look and buckets.part_G[bucket] == 0:
+            if place == look and look < fill and buckets.part_G[bucket] == 0:
                 state[2] += fill - look
+                fates.passed_L[d] = 1
         if best < d:
             fates.witness_L[d] = best
         else:
