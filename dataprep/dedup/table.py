@@ -219,6 +219,15 @@ def _first_equal(content: tuple[NDArray[Any], ...], rights: tuple[NDArray[Any], 
     return firsts
 
 
+def _set_apart(head_N: NDArray[np.int32], text_N: NDArray[np.int32], num_earlier: int) -> None:
+    """Make earlier documents heads of their own. New ones keep an earlier head only if it is the best of its text:
+    otherwise their own first stands for them, so that it is seen which of the earlier ones is their best witness."""
+    head_N[:num_earlier] = np.arange(num_earlier)
+    moved = num_earlier + np.flatnonzero((head_N < num_earlier)[num_earlier:] & (head_N != text_N)[num_earlier:])
+    _, first, group = np.unique(head_N[moved], return_index=True, return_inverse=True)
+    head_N[moved] = moved[first[group]]
+
+
 def _gather(
     inputs: Sequence[InputFile],
     load: Callable[[int], SignedFile],
@@ -321,7 +330,7 @@ def make_table(
     _forget_other_keys(earlier, config, column["order_key"])
     rights = (*takes_part_N.values(), *(() if config.across else (column["source"],)))
     text_N, head_N = _first_equal((column["hash_low"], column["hash_high"], column["size_bytes"]), rights)
-    head_N[:num_earlier] = np.arange(num_earlier)
+    _set_apart(head_N, text_N, num_earlier)
     if config.decision == "union_find" and "exact" not in methods:
         head_N = np.arange(len(order), dtype=np.int32)  # its clusters count copies
     return DocumentTable(

@@ -141,3 +141,18 @@ def test_documents_of_an_index_are_kept_whatever_they_are_like(tmp_path: Path) -
     run_stages(new, config, tmp_path / "second", indexes=[index])
     (row,) = pq.read_table(tmp_path / "second/decided/removed.parquet").to_pylist()
     assert row["witness_document"] == document_id("two", "a.jsonl", 0, 9)
+
+
+def test_the_best_of_equal_texts_of_two_indexes_is_the_witness(tmp_path: Path) -> None:
+    """Whatever else it takes part in: it need not have the rights of the new document."""
+    config = configuration(DedupConfig(write_index=True, max_removed_fraction=1.0))
+    indexes = []
+    for name, opt_out in (("one", ()), ("two", ("exact",))):
+        inputs = write_sources(tmp_path / name, {name: Source({"a.jsonl": [words(40)]}, 0, opt_out)})
+        indexes.append(write_index(inputs, config, tmp_path / f"{name}-work")[1])
+    new = write_sources(tmp_path / "new", {"late": Source({"a.jsonl": [words(40)] * 3}, 0, ("exact",))})
+    for order, best in ((indexes, "one"), (indexes[::-1], "two")):
+        work = tmp_path / f"{best}-first"
+        run_stages(new, config, work, indexes=order)
+        rows = pq.read_table(work / "decided/removed.parquet").to_pylist()
+        assert [(row["witness_source"], row["method"]) for row in rows] == [(best, "minhash")] * 3
