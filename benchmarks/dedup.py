@@ -297,8 +297,9 @@ def filters(texts: list[str]) -> list[Row]:
     """Gopher's repetition rules, ours beside datatrove's on the same texts."""
     rows = []
     for name, figures in quality_figures.quality_figures(texts, peer_mb=0.5, repeats=2).items():
-        peer = ("datatrove", figures["datatrove_mb_s"]) if "datatrove_mb_s" in figures else None
-        targets = (">= 100", "ratio >= 200") if name == "gopher_repetition" else ("", "")
+        words = figures.get("words_of_datatrove")
+        peer = (f"datatrove, {words}", figures["datatrove_mb_s"]) if words else None
+        targets = (">= 100", "ratio >= 200" if words == "spaCy" else "") if name == "gopher_repetition" else ("", "")
         rows.append(row(f"filter {name}", figures["ours_mb_s"], "MB/s", None, targets[0]))
         if peer is not None:
             rows.append(row(f"filter {name}", figures["ours_mb_s"], "MB/s", peer, targets[1]))
