@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from loader.errors import DamageError
 from loader.shards.writer import ShardRecord
@@ -26,7 +27,7 @@ from .pipeline import Pipeline
 from .screen_report import screen_account
 from .stages import read_json
 
-__all__ = ["Written", "account", "account_table", "dedup_account", "read_written"]
+__all__ = ["Written", "account", "account_table", "dedup_account", "dedup_figures", "read_written"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
 
     Returns:
         ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": bytes cut from documents of both Datasets,
-        "screens": {...}}``.
+        "dedup": {...}, "screens": {...}}``.
 
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
@@ -135,7 +136,22 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
             )
     cut_bytes = sum(row["trained_cut_bytes"] + row["held_out_cut_bytes"] for row in sources.values())
     account = {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
-    return {**account, "screens": screen_account(pipeline)}
+    return {**account, "dedup": dedup_figures(pipeline), "screens": screen_account(pipeline)}
+
+
+def dedup_figures(pipeline: Pipeline) -> dict[str, Any]:
+    """What the decision looked at (``counts.json``), and how similar removed documents were to their witnesses:
+    removals by similarity, rounded down to a twentieth."""
+    folder = pipeline.folder("decide")
+    figures = read_json(folder / "counts.json")["dedup"]
+    bins: dict[str, int] = {}
+    with pq.ParquetFile(folder / "removed.parquet") as file:
+        for batch in file.iter_batches(columns=["similarity"]):
+            similarity = batch.column("similarity").drop_null().to_numpy()
+            twentieths, counts = np.unique(np.floor(similarity * 20 + 1e-9).astype(np.int64), return_counts=True)
+            for twentieth, count in zip(twentieths.tolist(), counts.tolist(), strict=True):
+                bins[f"{twentieth / 20:.2f}"] = bins.get(f"{twentieth / 20:.2f}", 0) + count
+    return {"figures": figures, "removed_by_similarity": dict(sorted(bins.items()))}
 
 
 def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> None:

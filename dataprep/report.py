@@ -44,6 +44,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         Section("Where every document went", _funnel(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
         *_screens(accounting.get("screens", {})),
+        Section("Deduplication", _dedup(config["dedup"], accounting["dedup"])),
         Section("Mix", _mix(accounting["mix"])),
         Section("Samples", _samples(config, sources)),
         Section("Tokenizer", [_tokenizer(tokenizer)]),
@@ -116,6 +117,23 @@ def _screens(screens: Mapping[str, Any]) -> list[Section]:
         table = Table([head for head, _ in BENCHMARK_COLUMNS], benchmark_rows(report))
         sections.append(Section("Decontamination", [Prose(words), table]))
     return sections
+
+
+def _dedup(config: Mapping[str, Any], dedup: Mapping[str, Any]) -> list[Block]:
+    """What was compared, and how near removed documents were to what stayed."""
+    figures = {name.replace("_", " "): value for name, value in dedup["figures"].items() if not isinstance(value, dict)}
+    unranked = {
+        f"{name}: without {config['keep']} field": n for name, n in dedup["figures"]["without_order_key"].items()
+    }
+    facts = {"methods": ", ".join(config["methods"]), "decision": config["decision"], "threshold": config["threshold"]}
+    blocks: list[Block] = [Facts({**facts, "keep": config["keep"], **figures, **unranked})]
+    if dedup["removed_by_similarity"]:
+        bins = dedup["removed_by_similarity"]
+        trace = {"type": "bar", "x": list(bins), "y": list(bins.values())}
+        blocks.append(Chart("Documents removed, by exact similarity to their witness (1.00: equal).", [trace], {}))
+    if figures["superseded"]:
+        blocks.append(Prose("Documents that would have been better than an earlier one: superseded.parquet."))
+    return blocks
 
 
 def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:

@@ -112,7 +112,9 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
     lines += [
         f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
     ]
-    lines += ["", removal_text(config.dedup), "", "stages"]
+    if any(stage["stage"] == "decide" for stage in stages):
+        lines += ["", removal_text(config.dedup)]
+    lines += ["", "stages"]
     lines += [f"  {s['stage']:<13} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
     return plan, "\n".join(lines)
 
@@ -127,7 +129,7 @@ def run_until(
     """
     run = prepared.pipeline.job.config.run
     _check_job(prepared.pipeline.job)
-    if prepared.pipeline.stages["decide"].incomplete_ranks():
+    if "decide" in [stage.name for stage in prepared.pipeline.until(last) if stage.incomplete_ranks()]:
         output.note(removal_text(prepared.pipeline.job.config.dedup))
     engine = make_engine(run.engine, EngineOptions(run.workers, run.retries))
     for stage in prepared.pipeline.until(last):

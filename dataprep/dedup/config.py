@@ -95,7 +95,7 @@ class DedupConfig:
             text that cannot be read again.
         threshold: exact Jaccard similarity of shingle sets from which a document is a duplicate.
         keep: which of two duplicates of one source stays; ``newest`` and ``quality`` rank by the sources'
-            ``date_field`` and ``quality_field``.
+            ``date`` and ``quality`` fields.
         across: also between sources (the source of better rank wins).
         against: folders of Indexes that earlier runs left, relative to the configuration file: their documents are
             kept already and outrank all new ones.

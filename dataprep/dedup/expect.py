@@ -30,7 +30,8 @@ from .simhash import seen_probability
 __all__ = ["RemovalRow", "band_probability", "removal_rows", "removal_text"]
 
 _BITS = 64
-_SIMILARITIES = tuple(percent / 100 for percent in range(50, 101, 5))
+_STEP_PERCENT = 5
+_LOWEST_PERCENT = 50
 
 
 class RemovalRow(TypedDict):
@@ -97,10 +98,12 @@ def _row(similarity: float, config: DedupConfig) -> RemovalRow:
 
 
 def removal_rows(config: DedupConfig) -> list[RemovalRow]:
-    """Rows for J = 0.5, 0.55 ... 1.0; empty where no method goes by similarity."""
+    """Rows for J = 0.5, 0.55 ... 1.0, from lower down for a lower threshold; empty where no method goes by
+    similarity."""
     if not {"minhash", "simhash"} & set(config.methods):
         return []
-    return [_row(similarity, config) for similarity in _SIMILARITIES]
+    lowest = min(_LOWEST_PERCENT, max(1, round(100 * config.threshold) // _STEP_PERCENT - 1) * _STEP_PERCENT)
+    return [_row(percent / 100, config) for percent in range(lowest, 101, _STEP_PERCENT)]
 
 
 def removal_text(config: DedupConfig) -> str:

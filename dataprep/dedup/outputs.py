@@ -21,6 +21,7 @@ from ..documents import REMOVED, InputFile, RejectReason, Status
 from ..formats import FileSummary
 from ..tables import write_batches
 from .config import DedupConfig, IngestConfig
+from .order_keys import order_field
 from .table import DocumentTable
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FileFates",
     "SourceCounts",
     "Witnesses",
+    "check_order_keys",
     "check_rejects",
     "check_removals",
     "file_order",
@@ -225,8 +227,10 @@ class SourceCounts:
             raise AssertionError(f"file {file}: {parts} of {summary.num_records} records have a fate")
 
 
-def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary], config: IngestConfig) -> None:
-    """Fail where a source rejects too much or holds nothing.
+def check_rejects(
+    inputs: Sequence[InputFile], summaries: Sequence[FileSummary], config: IngestConfig, folder: Path
+) -> None:
+    """Fail where a source rejects too much or holds nothing; ``folder`` has the table of rejects.
 
     Raises:
         JobError: naming the source.
@@ -238,7 +242,7 @@ def check_rejects(inputs: Sequence[InputFile], summaries: Sequence[FileSummary],
             raise JobError(
                 "TR-INGEST-REJECTS",
                 f"source {source!r}: {rejected} of {rejected + documents} records are rejected",
-                f"source {source}, see rejected.parquet",
+                f"source {source}, see {folder / 'rejected.parquet'}",
                 f"at most {config.max_reject_fraction:.2%}",
                 "look at the reasons; text or format of the source may be wrong, or raise ingest.max_reject_fraction",
             )
@@ -260,8 +264,34 @@ def _source_files(inputs: Sequence[InputFile]) -> dict[str, list[int]]:
     return files
 
 
-def check_removals(counts: dict[str, dict[str, Any]], config: DedupConfig) -> None:
-    """Fail where dedup takes too much of a source; what screens take is theirs to judge.
+def check_order_keys(
+    inputs: Sequence[InputFile], missing_F: Sequence[int], summaries: Sequence[FileSummary], config: DedupConfig
+) -> dict[str, int]:
+    """Documents per source without the date or quality that the keep policy ranks by; {} for other policies.
+
+    Raises:
+        JobError: no document of a source has what its ``date`` or ``quality`` names: most likely it is misspelled.
+    """
+    missing = {}
+    for source, files in _source_files(inputs).items():
+        field_name = order_field(inputs[files[0]], config.keep)
+        if field_name is None:
+            continue
+        missing[source] = sum(missing_F[file] for file in files)
+        if missing[source] == sum(summaries[file].num_documents for file in files):
+            raise JobError(
+                "TR-DEDUP-NOFIELD",
+                f"source {source!r}: no document has a readable {field_name!r}, which dedup.keep ranks by",
+                f"source {source}",
+                "ISO 8601 text or seconds for newest, a number for quality",
+                "correct the field's name in the source's date or quality, or leave it out",
+            )
+    return missing
+
+
+def check_removals(counts: dict[str, dict[str, Any]], config: DedupConfig, folder: Path) -> None:
+    """Fail where dedup takes too much of a source; what screens take is theirs to judge. ``folder`` has the table of
+    removals.
 
     Raises:
         JobError: naming the source.
@@ -275,7 +305,7 @@ def check_removals(counts: dict[str, dict[str, Any]], config: DedupConfig) -> No
             raise JobError(
                 "TR-DEDUP-REMOVED",
                 f"source {source!r}: {removed} of {count['documents']} documents are duplicates",
-                f"source {source}, see removed.parquet",
+                f"source {source}, see {folder / 'removed.parquet'}",
                 f"at most {config.max_removed_fraction:.2%}",
                 "look at the witnesses; let the source opt out, or raise dedup.max_removed_fraction",
             )

@@ -41,6 +41,7 @@ __all__ = [
     "load_rejects",
     "load_signed",
     "load_summary",
+    "missing_order_keys",
     "sign_file",
     "signature_stamp",
     "text_stamp",
@@ -214,6 +215,16 @@ def load_summary(folder: Path, file: int) -> FileSummary:
         RefusedError: it was signed by other text rules.
     """
     return FileSummary(**_load_record(folder, file)["summary"])
+
+
+def missing_order_keys(folder: Path, file: int) -> int:
+    """Documents of a signed file whose date or quality could not be read; 0 without such a policy.
+
+    Raises:
+        DamageError: the file is not signed.
+        RefusedError: it was signed by other text rules.
+    """
+    return int(_load_record(folder, file)["missing_order_keys"])
 
 
 def load_rejects(folder: Path, file: int) -> NDArray[Any]:

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
@@ -133,7 +134,9 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         config, dedup = self.config, self.config.dedup
         summaries = [signatures.load_summary(self.signed, file) for file in range(len(self.inputs))]
         write_batches(self.folder / "rejected.parquet", outputs.REJECT_SCHEMA, self._reject_rows())
-        outputs.check_rejects(self.inputs, summaries, config.ingest)
+        outputs.check_rejects(self.inputs, summaries, config.ingest, self.folder)
+        missing_F = [signatures.missing_order_keys(self.signed, file) for file in range(len(self.inputs))]
+        unranked = outputs.check_order_keys(self.inputs, missing_F, summaries, dedup)
         load = SignedFiles(self.signed, dedup)
         screens = Screens(self.screens, [summary.num_records for summary in summaries])
         table, decision, id_P = self._decided(summaries, load, screens, workspace)
@@ -141,13 +144,15 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         for name, superseding in (("removed", False), ("superseded", True)):
             rows = fates.removal_rows(superseding)
             write_batches(self.folder / f"{name}.parquet", outputs.REMOVAL_SCHEMA, rows)
+        superseded = pq.read_metadata(self.folder / "superseded.parquet").num_rows
         counts = outputs.SourceCounts(self.inputs)
         for file, summary in enumerate(summaries):
             counts.add(file, summary, signatures.load_rejects(self.signed, file), fates.of_file(file))
-        outputs.check_removals(counts.counts, dedup)
+        outputs.check_removals(counts.counts, dedup, self.folder)
         self._write_status(summaries, fates)
         misses = miss_table(dedup.minhash) if "minhash" in dedup.methods else {}
-        record = {"sources": counts.counts, "dedup": decision.figures, "miss_probability": misses}
+        figures = {**decision.figures, "superseded": superseded, "without_order_key": unranked}
+        record = {"sources": counts.counts, "dedup": figures, "miss_probability": misses}
         write_atomic(self.folder / "counts.json", canonical_json(record))
         self.stat_update("documents", value=decision.figures["documents"], unit="job")
         self.stat_update("kept", value=sum(count["kept"] for count in counts.counts.values()), unit="job")

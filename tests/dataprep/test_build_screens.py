@@ -227,6 +227,10 @@ def test_a_later_job_against_the_index(built: Built, tmp_path: Path) -> None:
     witnesses = pq.read_table(Path(result["output"]) / "removed.parquet").column("witness_document").to_pylist()
     assert None not in witnesses
     superseded = pq.read_table(Path(result["output"]) / "superseded.parquet").to_pylist()
+    assert result["accounting"]["dedup"]["figures"]["superseded"] == len(superseded)
+    page = (Path(result["output"]) / "report.html").read_text(encoding="utf-8")
+    assert "Deduplication" in page
+    assert "superseded.parquet" in page
     assert len(new) + len(kept) in [row["record"] for row in superseded]
 
 

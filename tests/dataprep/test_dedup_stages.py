@@ -220,3 +220,14 @@ def test_a_limit_is_kept_at_its_very_border(tmp_path: Path, share: int) -> None:
         run_stages(
             rejected, replace(config, ingest=IngestConfig(max_reject_fraction=(share - 1) / 100)), tmp_path / "n"
         )
+
+
+def test_a_field_that_no_document_has_fails_by_name(tmp_path: Path) -> None:
+    """``date: dat``: every document would rank alike, in silence."""
+    inputs = write_sources(tmp_path, {"s": Source({"a.jsonl": ["one two three", "four five six"]}, 0)})
+    dated = [replace(file, date_field="dat") for file in inputs]
+    config = configuration(DedupConfig(keep="newest"))
+    with pytest.raises(JobError, match=r"TR-DEDUP-NOFIELD.*'dat'"):
+        run_stages(dated, config, tmp_path / "work")
+    outcome = run_stages(inputs, config, tmp_path / "other")  # a source that names no date is asked for none
+    assert outcome.counts["dedup"]["without_order_key"] == {}
