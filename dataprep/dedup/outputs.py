@@ -270,7 +270,7 @@ def check_order_keys(
     """Documents per source without the date or quality that the keep policy ranks by; {} for other policies.
 
     Raises:
-        JobError: no document of a source has what its ``date`` or ``quality`` names: most likely it is misspelled.
+        JobError: none of a source's documents has what its ``date`` or ``quality`` names: most likely it is misspelled.
     """
     missing = {}
     for source, files in _source_files(inputs).items():
@@ -278,7 +278,7 @@ def check_order_keys(
         if field_name is None:
             continue
         missing[source] = sum(missing_F[file] for file in files)
-        if missing[source] == sum(summaries[file].num_documents for file in files):
+        if 1 < missing[source] == sum(summaries[file].num_documents for file in files):
             raise JobError(
                 "TR-DEDUP-NOFIELD",
                 f"source {source!r}: no document has a readable {field_name!r}, which dedup.keep ranks by",
