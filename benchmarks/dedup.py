@@ -45,6 +45,8 @@ from dataprep.kernels.minhash import affine_permutations
 Row = dict[str, Any]
 SLOW_DOCUMENTS = {"datatrove": 3000, "datatrove-14x8": 3000, "text-dedup": 3000, "text-dedup-checked": 3000}
 """Documents of the slice that a slow peer gets of the large corpus."""
+EVERYTHING = DedupConfig(max_removed_fraction=1.0)
+"""Whole sources of the corpus are newer versions of others."""
 NAMES = {"datatrove": "datatrove 25x5", "datatrove-14x8": "datatrove 14x8"}
 
 
@@ -190,14 +192,14 @@ def deciding(
     inputs: Sequence[InputFile], folder: Path, text_mb: float, repeats: int, peers: dict[str, Row | None]
 ) -> list[Row]:
     """JSONL to verified decisions, and on to survivors; how much of it is the decision."""
-    config = DecideConfig(holdout=HoldoutConfig(0.0))
+    config = DecideConfig(dedup=EVERYTHING, holdout=HoldoutConfig(0.0))
     counter = iter(range(1000))
     decide_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", config), repeats)
     sign = SignDocuments(inputs, SignConfig(config.ingest, config.dedup), folder / "signed-only")
     sign_s = cpu_s(lambda: list(sign.run()), 1)
     read_s = cpu_s(lambda: survivors(inputs, folder / "run0", False), repeats)
     write_s = cpu_s(lambda: survivors(inputs, folder / "run0", True), repeats)
-    held_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", DecideConfig()), 1)
+    held_s = cpu_s(lambda: decide(inputs, folder / f"run{next(counter)}", DecideConfig(dedup=EVERYTHING)), 1)
     name = "JSONL to verified decisions"
     rates = {p: None if r is None else r["mb_per_cpu_s"]["all"] for p, r in peers.items()}
     return [
@@ -217,11 +219,12 @@ def correctness(inputs: Sequence[InputFile], truth: Truth, folder: Path) -> list
     """Our own removals by exact truth over all pairs, under two seeds; and what union-find would have removed."""
     removed = []
     for seed in (1, 2):
-        config = DecideConfig(dedup=DedupConfig(minhash=MinHashConfig(seed=seed)), holdout=HoldoutConfig(0.0))
+        dedup = replace(EVERYTHING, minhash=MinHashConfig(seed=seed))
+        config = DecideConfig(dedup=dedup, holdout=HoldoutConfig(0.0))
         removed.append(decide(inputs, folder / f"seed{seed}", config))
     found = judge(truth, removed[0])
     both, either = (int(op(removed[0], removed[1]).sum()) for op in (np.logical_and, np.logical_or))
-    lenient = DedupConfig(decision="union_find", max_removed_fraction=1.0)
+    lenient = replace(EVERYTHING, decision="union_find")
     clusters = judge(
         truth, decide(inputs, folder / "clusters", DecideConfig(dedup=lenient, holdout=HoldoutConfig(0.0)))
     )
@@ -319,7 +322,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     peers = {name: run_peer(name, corpus, options.venvs, limits.get(name)) for name in names}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        decide(inputs, folder / "warm", DecideConfig())  # compiles, or loads what was compiled
+        decide(inputs, folder / "warm", DecideConfig(dedup=EVERYTHING))  # compiles, or loads what was compiled
         rows = [*machine(repeats), row("corpus", text_mb, "MB"), row("corpus", corpus.documents, "documents")]
         rows += reading(inputs, text_mb, repeats)
         rows += signing(inputs, text_mb, repeats, peers)

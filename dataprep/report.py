@@ -122,9 +122,8 @@ def _screens(screens: Mapping[str, Any]) -> list[Section]:
 def _dedup(config: Mapping[str, Any], dedup: Mapping[str, Any]) -> list[Block]:
     """What was compared, and how near removed documents were to what stayed."""
     figures = {name.replace("_", " "): value for name, value in dedup["figures"].items() if not isinstance(value, dict)}
-    unranked = {
-        f"{name}: without {config['keep']} field": n for name, n in dedup["figures"]["without_order_key"].items()
-    }
+    missing = dedup["figures"]["without_order_key"]
+    unranked = {f"{name}: documents that {config['keep']} cannot rank": count for name, count in missing.items()}
     facts = {"methods": ", ".join(config["methods"]), "decision": config["decision"], "threshold": config["threshold"]}
     blocks: list[Block] = [Facts({**facts, "keep": config["keep"], **figures, **unranked})]
     if dedup["removed_by_similarity"]:
