@@ -44,7 +44,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         Section("Where every document went", _funnel(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
         *_screens(accounting.get("screens", {})),
-        Section("Deduplication", _dedup(config["dedup"], accounting["dedup"])),
+        *([Section("Deduplication", _dedup(config["dedup"], accounting["dedup"]))] if "dedup" in accounting else []),
         Section("Mix", _mix(accounting["mix"])),
         Section("Samples", _samples(config, sources)),
         Section("Tokenizer", [_tokenizer(tokenizer)]),
@@ -91,8 +91,8 @@ def _bytes(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
             name,
             row["bytes"],
             row["trained_bytes"],
-            row["held_out_bytes"] - row["held_out_cut_bytes"],
-            row["trained_cut_bytes"] + row["held_out_cut_bytes"],
+            row["held_out_bytes"] - row.get("held_out_cut_bytes", 0),
+            row.get("trained_cut_bytes", 0) + row.get("held_out_cut_bytes", 0),
             sum(row["removed_bytes"].values()),
         ]
         for name, row in sources.items()
