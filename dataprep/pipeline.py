@@ -158,7 +158,8 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     packing = {"pack": to_plain(config.pack), "shards": to_plain(config.shards), "seed": config.seed}
     plans.add("pack", packing, ["mix"], len(buckets), shape)
     plans.add("write", {}, ["pack"], len(buckets))
-    makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded, plans.extra_of("items")))
+    indexes = plans.extra_of("decide")[0]
+    makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded, plans.extra_of("items"), indexes))
     return Pipeline(job, work, {name: plans.stage(name, makers[name]) for name in plans.digests}, buckets)
 
 

