@@ -56,7 +56,8 @@ COPY_ROWS = 10
 
 @contextmanager
 def measured(folder: Path) -> Iterator[dict[str, float]]:
-    """CPU seconds, peaks of memory and of disk below ``folder`` while the block runs; sampled ten times a second."""
+    """CPU seconds, peaks of memory and of disk below ``folder`` while the block runs; sampled ten times a second, so
+    what lasts shorter may be missed."""
     figures: dict[str, float] = {"anonymous_mb": 0.0, "disk_mb": 0.0}
     stop = threading.Event()
     before_mb = disk_mb(folder)
@@ -158,7 +159,7 @@ def decide_signatures(folder: Path, count: int, memory_bytes: int) -> dict[str, 
         "planted": planted,
         "removed": removed,
         "found": removed / max(1, planted),
-        **figures,
+        **{**figures, "disk_mb": max(figures["disk_mb"], decision.scratch_bytes / 1e6)},
         **decision.figures,
     }
 
@@ -218,7 +219,7 @@ def decide_texts(folder: Path, count: int, memory_bytes: int) -> dict[str, Any]:
         "chained": -(-(count - 1) // 10),
         "removed": sum(source["removed"].values()),
         **figures,
-        **counts["dedup"],
+        **{name: value for name, value in counts["dedup"].items() if isinstance(value, int)},
     }
 
 
