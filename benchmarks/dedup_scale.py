@@ -159,7 +159,8 @@ def decide_signatures(folder: Path, count: int, memory_bytes: int) -> dict[str, 
         "planted": planted,
         "removed": removed,
         "found": removed / max(1, planted),
-        **{**figures, "disk_mb": max(figures["disk_mb"], decision.scratch_bytes / 1e6)},
+        **figures,
+        "disk_mb": max(figures["disk_mb"], decision.scratch_bytes / 1e6),
         **decision.figures,
     }
 
