@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
@@ -30,24 +29,9 @@ from .job import Job
 from .keys import document_keys
 from .mix import SourceMix, keep_prefix, plan_mix, realised
 from .stages import read_json
+from .tables import REMOVED_SCHEMA, write_parquet
 
-__all__ = ["REMOVED_SCHEMA", "Mix", "MixDocuments", "read_mix", "write_parquet"]
-
-REMOVED_SCHEMA = pa.schema(
-    [
-        ("document", pa.uint64()),
-        ("source", pa.string()),
-        ("file", pa.string()),
-        ("record", pa.int64()),
-        ("method", pa.string()),
-        ("witness_document", pa.uint64()),
-        ("witness_source", pa.string()),
-        ("witness_file", pa.string()),
-        ("witness_record", pa.int64()),
-        ("similarity", pa.float64()),
-        ("reason", pa.string()),
-    ]
-)
+__all__ = ["Mix", "MixDocuments", "read_mix"]
 
 
 @dataclass(frozen=True)
@@ -56,13 +40,6 @@ class Mix:
 
     rows: tuple[SourceMix, ...]
     limits: Mapping[str, int]
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file durably; the same table gives the same bytes."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=False)
-    write_atomic(path, sink.getvalue().to_pybytes())
 
 
 def read_mix(folder: Path) -> Mix:

@@ -28,10 +28,18 @@ from loader.text.tokenizers import load_tokenizer
 
 from .account import Written
 from .config import semantic_of
-from .mix_stage import REMOVED_SCHEMA
 from .pipeline import Pipeline
 from .places import SPLITS, existing_build, index_output, split_outputs
-from .tables import CUTS_SCHEMA, copy_tables, cut_batches, emptied_batches, followed_rows, rows_of, write_batches
+from .tables import (
+    CUTS_SCHEMA,
+    REMOVED_SCHEMA,
+    copy_tables,
+    cut_batches,
+    emptied_batches,
+    followed_rows,
+    rows_of,
+    write_batches,
+)
 
 __all__ = ["Published", "publish", "publish_index"]
 

@@ -18,8 +18,34 @@ from loader.text.records import document_ids
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["CUTS_SCHEMA", "copy_tables", "cut_batches", "emptied_batches", "followed_rows", "rows_of", "write_batches"]
+__all__ = [
+    "CUTS_SCHEMA",
+    "REMOVED_SCHEMA",
+    "copy_tables",
+    "cut_batches",
+    "emptied_batches",
+    "followed_rows",
+    "rows_of",
+    "write_batches",
+    "write_parquet",
+]
 
+REMOVED_SCHEMA = pa.schema(
+    [
+        ("document", pa.uint64()),
+        ("source", pa.string()),
+        ("file", pa.string()),
+        ("record", pa.int64()),
+        ("method", pa.string()),
+        ("witness_document", pa.uint64()),
+        ("witness_source", pa.string()),
+        ("witness_file", pa.string()),
+        ("witness_record", pa.int64()),
+        ("similarity", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+"""Columns of removed.parquet, whoever removed."""
 CUTS_SCHEMA = pa.schema(
     [
         ("document", pa.uint64()),
@@ -52,6 +78,11 @@ def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
     finally:
         temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a whole table so that equal tables give equal bytes."""
+    write_batches(path, table.schema, table.to_batches())
 
 
 def _regrouped(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

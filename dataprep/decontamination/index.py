@@ -243,7 +243,7 @@ def save_index(index: ItemIndex, folder: Path) -> None:
     """Write the index; ``items.parquet`` comes last."""
     import pyarrow as pa
 
-    from ..dedup.outputs import write_parquet
+    from ..tables import write_parquet
 
     arrays = {name: getattr(index.tables, name) for name in _ARRAYS}
     arrays |= {name: getattr(index, name) for name in _OWN_ARRAYS}

@@ -14,10 +14,11 @@ from loader.canonical import canonical_json
 from loader.files import write_atomic
 from loader.text.records import document_ids
 
-from ..dedup.outputs import file_order, write_parquet
+from ..dedup.outputs import file_order
 from ..documents import InputFile
 from ..normalize import RULES_VERSION, UNICODE_VERSION
 from ..screen_config import DecontaminateConfig
+from ..tables import write_parquet
 from .files import FileFound
 from .index import ItemIndex
 from .items import ALLOWED, DUPLICATE, MATCHABLE, UNMATCHABLE

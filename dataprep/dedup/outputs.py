@@ -19,14 +19,13 @@ from loader.errors import JobError
 
 from ..documents import REMOVED, InputFile, RejectReason, Status
 from ..formats import FileSummary
-from ..tables import write_batches
+from ..tables import REMOVED_SCHEMA
 from .config import DedupConfig, IngestConfig
 from .order_keys import order_field
 from .table import DocumentTable
 
 __all__ = [
     "REJECT_SCHEMA",
-    "REMOVAL_SCHEMA",
     "FileFates",
     "SourceCounts",
     "Witnesses",
@@ -37,7 +36,6 @@ __all__ = [
     "reject_rows",
     "removal_rows",
     "status_of_file",
-    "write_parquet",
 ]
 
 REJECT_SCHEMA = pa.schema(
@@ -49,21 +47,6 @@ REJECT_SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-REMOVAL_SCHEMA = pa.schema(
-    [
-        ("document", pa.uint64()),
-        ("source", pa.string()),
-        ("file", pa.string()),
-        ("record", pa.int64()),
-        ("method", pa.string()),
-        ("witness_document", pa.uint64()),
-        ("witness_source", pa.string()),
-        ("witness_file", pa.string()),
-        ("witness_record", pa.int64()),
-        ("similarity", pa.float64()),
-        ("reason", pa.string()),
-    ]
-)
 _IS_REMOVED = np.isin(np.arange(256), REMOVED)
 _METHODS = pa.array([Status(code).method if _IS_REMOVED[code] else None for code in range(256)], pa.string())
 
@@ -71,11 +54,6 @@ _METHODS = pa.array([Status(code).method if _IS_REMOVED[code] else None for code
 def file_order(inputs: Sequence[InputFile]) -> list[int]:
     """File indices by (source rank, source, path): the order of all tables, whatever the order of ``inputs``."""
     return sorted(range(len(inputs)), key=lambda file: (inputs[file].rank, inputs[file].source, inputs[file].path))
-
-
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a whole table so that equal tables give equal bytes."""
-    write_batches(path, table.schema, table.to_batches())
 
 
 @dataclass(frozen=True)
@@ -158,7 +136,7 @@ def removal_rows(
         *_witness_columns(inputs, table, number, witnesses),
         pa.array([fates.reason_D[place] for place in gone.tolist()], pa.string()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=REMOVAL_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=REMOVED_SCHEMA)
 
 
 def _witness_columns(
@@ -167,7 +145,7 @@ def _witness_columns(
     """The five columns about the witnesses of documents; null where the number is -1. An earlier document has no
     file."""
     if not len(witnesses.id_N):
-        return [pa.nulls(len(number_C), field.type) for field in list(REMOVAL_SCHEMA)[5:10]]
+        return [pa.nulls(len(number_C), field.type) for field in list(REMOVED_SCHEMA)[5:10]]
     alone = number_C < 0
     witness_C = np.where(alone, 0, witnesses.witness_N[number_C])
     file_C = table.file_N[witness_C]

@@ -48,7 +48,7 @@ from loader.text.records import document_ids
 from ..documents import InputFile, Status
 from ..formats import FileSummary, ReadOptions
 from ..holdout import hold_out
-from ..tables import write_batches
+from ..tables import REMOVED_SCHEMA, write_batches
 from . import METHODS, outputs, signatures
 from .canary import NO_CANARIES, plant
 from .candidates import CandidateReader, SignedFiles, SignedReader
@@ -143,7 +143,7 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
         fates = _Fates(self, load, (table, decision, id_P), screens)
         for name, superseding in (("removed", False), ("superseded", True)):
             rows = fates.removal_rows(superseding)
-            write_batches(self.folder / f"{name}.parquet", outputs.REMOVAL_SCHEMA, rows)
+            write_batches(self.folder / f"{name}.parquet", REMOVED_SCHEMA, rows)
         superseded = pq.read_metadata(self.folder / "superseded.parquet").num_rows
         counts = outputs.SourceCounts(self.inputs)
         for file, summary in enumerate(summaries):

@@ -17,8 +17,9 @@ from loader.errors import DamageError
 from loader.text.records import document_ids
 
 from ..cuts import CUT_DTYPE
-from ..dedup.outputs import file_order, write_parquet
+from ..dedup.outputs import file_order
 from ..documents import InputFile
+from ..tables import write_parquet
 from .store import METHOD, FileDocuments
 
 __all__ = ["FileOutcome", "Places", "file_outcome", "removed_places", "write_removals"]
