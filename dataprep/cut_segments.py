@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GAP_DTYPE", "Gaps", "PieceRanges", "SegmentColumns", "no_gaps", "split_at_gaps", "window_gaps"]
+__all__ = ["GAP_DTYPE", "Gaps", "PieceRanges", "SegmentColumns", "split_at_gaps", "window_gaps"]
 
 GAP_DTYPE = np.dtype([("record", "<i8"), ("token", "<i8"), ("num_bytes", "<i8")])
 """A cut as tokenising leaves it: ``num_bytes`` of the document are missing in front of its own token ``token``. Rows
@@ -63,11 +63,6 @@ class SegmentColumns:
     document_token_start_S: NDArray[np.int64]
     byte_start_S: NDArray[np.int64]
     byte_count_S: NDArray[np.int64]
-
-
-def no_gaps() -> Gaps:
-    """The gaps of a window without cuts."""
-    return Gaps(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def window_gaps(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
-from dataprep.cut_segments import GAP_DTYPE, PieceRanges, no_gaps, split_at_gaps, window_gaps
+from dataprep.cut_segments import GAP_DTYPE, PieceRanges, split_at_gaps, window_gaps
 from dataprep.cuts import CUT_DTYPE, kept_pieces, union_by_record
 from dataprep.kernels.pack import split_documents
 
@@ -84,7 +84,7 @@ def test_segments_are_the_contiguous_runs(found: list[Document], seq_len: int, b
 def test_without_gaps_pieces_are_segments() -> None:
     one = np.array([0, 1])
     pieces = PieceRanges(one, one * 0, one, one * 0, one * 0 + 3, one * 3, one * 3, one * 3 + 3, one * 0)
-    columns = split_at_gaps(pieces, no_gaps(), np.arange(7) * 2)
+    columns = split_at_gaps(pieces, window_gaps(one, one * 0, one * 3, {}), np.arange(7) * 2)
     assert columns.byte_start_S.tolist() == [0, 0]
     assert columns.byte_count_S.tolist() == [6, 6]
 
