@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loader.canonical import digest_of
@@ -154,13 +155,12 @@ def _write_tables(pipeline: Pipeline, folder: Path) -> list[str]:
     decided = pipeline.folder("decide")
     first, *later = [table / "removed.parquet" for table in pipeline.fates().tables]
     mixed_out = pipeline.folder("mix") / "mixed_out.parquet"
-    emptied = emptied_batches(pipeline, REMOVED_SCHEMA)
+    emptied = pa.Table.from_batches(emptied_batches(pipeline, REMOVED_SCHEMA), REMOVED_SCHEMA)
     decided_rows = rows_of([first], REMOVED_SCHEMA)
     for table in later:
         decided_rows = followed_rows(decided_rows, pq.read_table(table))
-    rows = itertools.chain(
-        decided_rows, rows_of([*later], REMOVED_SCHEMA), emptied, rows_of([mixed_out], REMOVED_SCHEMA)
-    )
+    removed_rows = followed_rows(itertools.chain(decided_rows, rows_of([*later], REMOVED_SCHEMA)), emptied)
+    rows = itertools.chain(removed_rows, emptied.to_batches(), rows_of([mixed_out], REMOVED_SCHEMA))
     write_batches(folder / "removed.parquet", REMOVED_SCHEMA, rows)
     rejected = decided / "rejected.parquet"
     copy_tables(folder / "rejected.parquet", [rejected], pq.read_schema(rejected))

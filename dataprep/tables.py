@@ -124,7 +124,8 @@ def followed_rows(batches: Iterable[pa.RecordBatch], later: pa.Table) -> Iterato
     """Rows of removed.parquet whose witness was removed by a ``later`` table (same columns) get that one's witness.
 
     Dedup decides before passages are cut, so a witness may be cut whole afterwards: all it said stands in its own
-    witness, which stays. The row keeps its similarity, and a ``reason`` that names the document in between.
+    witness, which stays; where several stages together cut it there is none, and the row says so by a null. The row
+    keeps its similarity, and a ``reason`` that names the document in between.
     """
     order = np.argsort(later.column("document").to_numpy(), kind="stable")
     later = later.take(pa.array(order)).combine_chunks()

@@ -52,3 +52,37 @@ def test_a_table_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         tables.write_batches(tmp_path / "a.parquet", SCHEMA, (batch for _ in range(2) for batch in broken()))
     assert list(tmp_path.iterdir()) == []
+
+
+def removed(*rows: tuple[int, int | None]) -> pa.Table:
+    """Rows of removed.parquet: (document, witness)."""
+    wanted = [
+        {
+            "document": one,
+            "witness_document": other,
+            "witness_source": f"s{other}" if other else None,
+            "similarity": 0.9,
+        }
+        for one, other in rows
+    ]
+    return pa.Table.from_pylist(wanted, tables.REMOVED_SCHEMA)
+
+
+def test_witnesses_that_were_removed_later_hand_on_theirs() -> None:
+    """4 went to 5 and 6 to 7 by passages; 5 is cut whole by several stages together and has no witness."""
+    first, spans, emptied = removed((1, 4), (2, 9), (3, None), (8, 6)), removed((6, 7), (4, 5)), removed((5, None))
+    followed = tables.followed_rows(first.to_batches(), spans)
+    rows = [
+        row for batch in tables.followed_rows([*followed, *spans.to_batches()], emptied) for row in batch.to_pylist()
+    ]
+    assert [(row["document"], row["witness_document"], row["witness_source"]) for row in rows] == [
+        (1, None, None),
+        (2, 9, "s9"),
+        (3, None, None),
+        (8, 7, "s7"),
+        (6, 7, "s7"),
+        (4, None, None),
+    ]
+    ways = {row["document"]: row["reason"] for row in rows if row["reason"]}
+    assert ways == {n: f"by way of {way:016x}, cut whole" for n, way in ((1, 5), (8, 6), (4, 5))}
+    assert {row["similarity"] for row in rows} == {0.9}
