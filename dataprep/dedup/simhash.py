@@ -22,7 +22,7 @@ from .config import DedupConfig
 if TYPE_CHECKING:
     from .table import SignedColumns
 
-__all__ = ["MOST_BITS", "NUM_TABLES", "block_keys", "keys", "seen_probability", "seen_table"]
+__all__ = ["MOST_BITS", "NUM_TABLES", "block_keys", "keys", "seen_probability"]
 
 MOST_BITS = 3
 """The largest Hamming distance at which the tables miss nothing."""
@@ -61,11 +61,3 @@ def seen_probability(similarity: float, max_distance: int) -> float:
     return float(
         sum(math.comb(_BITS, k) * differs**k * (1.0 - differs) ** (_BITS - k) for k in range(max_distance + 1))
     )
-
-
-def seen_table(max_distance: int) -> str:
-    """What the method sees, as text: modelled recall by similarity."""
-    rows = [f"simhash, distance {max_distance}:  J     pairs seen"]
-    for percent in (50, 60, 70, 80, 85, 90, 95, 98, 99, 100):
-        rows.append(f"{percent / 100:>27.2f}  {seen_probability(percent / 100, max_distance):>12.4f}")
-    return "\n".join(rows)
