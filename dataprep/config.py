@@ -14,16 +14,28 @@ from typing import Any, Literal
 
 from loader.shards.layout import RESERVED_NAMES
 
+from .config_problems import raise_problems
 from .dedup.config import DedupConfig, HoldoutConfig, IngestConfig
+from .mix_config import MixConfig, MixStageConfig
 from .screen_config import DecontaminateConfig, QualityStep
+from .source_config import SourceConfig
+from .tokenizer_config import (
+    HuggingFaceConfig,
+    SentencepieceConfig,
+    SentencepieceTrainConfig,
+    TiktokenConfig,
+    TokenizerConfig,
+)
 
 __all__ = [
     "BuildConfig",
     "DecontaminateConfig",
     "DedupConfig",
     "HoldoutConfig",
+    "HuggingFaceConfig",
     "IngestConfig",
     "MixConfig",
+    "MixStageConfig",
     "PackConfig",
     "QualityStep",
     "RunConfig",
@@ -31,6 +43,7 @@ __all__ = [
     "SentencepieceTrainConfig",
     "ShardsConfig",
     "SourceConfig",
+    "TiktokenConfig",
     "TokenizerConfig",
     "semantic_of",
     "source_priority",
@@ -40,127 +53,7 @@ _MAX_SOURCES = 256
 _MEMORY_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_MEMORY_DIGITS = 12
 _MAX_SHARD_BYTES = (1 << 31) - (1 << 20)
-_MAX_RATIO = 1e9
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-
-
-def _raise(problems: list[str]) -> None:
-    """Raise what ``loader.settings`` turns into placed messages: one ``key: message`` a line."""
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-@dataclass(frozen=True)
-class SourceConfig:
-    """A named set of input files.
-
-    Attributes:
-        root: folder of the files, relative to the folder of the configuration file.
-        paths: glob patterns relative to ``root``; ``**`` crosses folders, but no links to folders: name those. A
-            source that matches nothing is an error.
-        format: a key of ``dataprep.formats.FORMATS``.
-        text: the field that holds the document's text.
-        rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
-        date: field that ``dedup.keep: newest`` ranks by: ISO 8601 text, or seconds since 1970.
-        quality: field that ``dedup.keep: quality`` ranks by: a number, larger is better.
-        opt_out: what leaves this source alone: dedup methods, or ``dedup`` for all of them; ``quality``, or one of its
-            filters; ``decontaminate``. Stated in the report.
-    """
-
-    root: str
-    paths: tuple[str, ...] = ("**/*.jsonl", "**/*.jsonl.zst", "**/*.jsonl.gz")
-    format: str = "jsonl"
-    text: str = "text"
-    rank: int | None = None
-    date: str | None = None
-    quality: str | None = None
-    opt_out: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not self.paths:
-            problems.append("paths: at least one pattern")
-        for pattern in self.paths:
-            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-                problems.append(f"paths: {pattern!r} must stay below root")
-            if any("**" in part and part != "**" for part in pattern.split("/")):
-                problems.append(f"paths: {pattern!r}: ** stands between slashes alone")
-        _raise(problems)
-
-
-@dataclass(frozen=True)
-class SentencepieceTrainConfig:
-    """Train a lossless sentencepiece model on a keyed sample of ``sample_bytes`` of the kept documents, shared by the
-    mix ratios.
-    """
-
-    vocab_size: int = 32768
-    model_type: Literal["bpe", "unigram"] = "bpe"
-    sample_bytes: int = 64_000_000
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 300 <= self.vocab_size <= 1 << 20:
-            problems.append("vocab_size: from 300 (256 byte tokens and 4 control tokens are always there) to 2^20")
-        if not 1 <= self.sample_bytes <= 4 << 30:
-            problems.append("sample_bytes: from 1 to 2^32")
-        _raise(problems)
-
-
-@dataclass(frozen=True)
-class SentencepieceConfig:
-    """Either ``train`` a model here, or ``load`` a ``.model`` file (or a Dataset's tokenizer folder), relative to the
-    config file.
-    """
-
-    train: SentencepieceTrainConfig | None = None
-    load: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.train is None) == (self.load is None):
-            _raise(["exactly one of train, load"])
-
-
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """The tokenizer and the policy at document borders: ``add_bos`` / ``add_eos`` per document, never per piece."""
-
-    sentencepiece: SentencepieceConfig = field(
-        default_factory=lambda: SentencepieceConfig(train=SentencepieceTrainConfig())
-    )
-    add_bos: bool = True
-    add_eos: bool = True
-
-
-@dataclass(frozen=True)
-class MixConfig:
-    """Shares by tokens.
-
-    Attributes:
-        ratios: source -> share of the plan, any scale from 1e-9 to 1e9; ``null`` keeps every source whole.
-        total_tokens: length of the plan; ``null`` with ratios = the longest plan within everybody's ``max_epochs`` (1
-            if not given).
-        max_epochs: source -> how often its documents may be seen.
-        exhaustion: what happens to a source that runs out: ``repeat`` it, ``stop`` the plan there, or ``renormalise``
-            the others.
-    """
-
-    ratios: Mapping[str, float] | None = None
-    total_tokens: int | None = None
-    max_epochs: Mapping[str, float] = field(default_factory=dict)
-    exhaustion: Literal["repeat", "stop", "renormalise"] = "repeat"
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.total_tokens is not None and self.total_tokens <= 0:
-            problems.append("total_tokens: positive")
-        for name, ratio in (self.ratios or {}).items():
-            if not 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
-                problems.append(f"ratios: {name} must be positive, from 1e-9 to 1e9")
-        for name, epochs in self.max_epochs.items():
-            if not 0 < epochs < float("inf"):
-                problems.append(f"max_epochs: {name} must be positive and finite")
-        _raise(problems)
 
 
 @dataclass(frozen=True)
@@ -179,7 +72,7 @@ class PackConfig:
             problems.append("seq_len: from 8 to 2^24")
         if not 1 <= self.window_documents <= 1 << 24:
             problems.append("window_documents: from 1 to 2^24")
-        _raise(problems)
+        raise_problems(problems)
 
 
 @dataclass(frozen=True)
@@ -190,13 +83,22 @@ class ShardsConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size_bytes <= _MAX_SHARD_BYTES:
-            _raise([f"size_bytes: from 1 to {_MAX_SHARD_BYTES} (a shard stays below 2 GiB)"])
+            raise_problems([f"size_bytes: from 1 to {_MAX_SHARD_BYTES} (a shard stays below 2 GiB)"])
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How to run, never what comes out: not part of any digest. ``workers``: processes; ``work``: folder of
-    intermediate results; ``memory``: what the deciding stages may hold, such as ``4GB``: the rest waits on disk.
+    """How to run, never what comes out: not part of any digest.
+
+    Attributes:
+        workers: processes.
+        engine: key of ``dataprep.engines.ENGINES``.
+        work: folder of intermediate results; ``null`` = the output's name with ``.work``.
+        retries: further attempts at a task whose process was killed.
+        memory: what the deciding stages may hold, such as ``4GB``: the rest waits on disk.
+        fast: tokenizer backends of the extra ``[fast]``: ``auto`` where installed and equal, ``off``, or ``require``
+            (fail where there is none). Each must pass a self-check first: the ids are the same either way.
+        rehash: hash every input again instead of trusting an unchanged size and time of change.
     """
 
     workers: int = 2
@@ -204,6 +106,8 @@ class RunConfig:
     work: str | None = None
     retries: int = 3
     memory: str = "4GB"
+    fast: Literal["auto", "off", "require"] = "auto"
+    rehash: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -217,7 +121,7 @@ class RunConfig:
             problems.append("workers: from 1 to 4096")
         if not 0 <= self.retries <= 100:
             problems.append("retries: from 0 to 100")
-        _raise(problems)
+        raise_problems(problems)
 
     def _memory(self) -> tuple[str, str]:
         unit = self.memory.lstrip("0123456789")
@@ -272,7 +176,7 @@ class BuildConfig:
                 )
         problems += [f"mix: {problem}" for problem in self._mix_problems()]
         problems += self._screen_problems()
-        _raise(problems)
+        raise_problems(problems)
 
     def _screen_problems(self) -> list[str]:
         """Names in ``opt_out`` that nothing has, keep policies without their field, two filters of one name."""
@@ -301,7 +205,8 @@ class BuildConfig:
     def _mix_problems(self) -> list[str]:
         """Sources named in ``mix`` that do not exist, and sources that a given ``ratios`` forgets."""
         problems = []
-        for key, names in (("ratios", self.mix.ratios or {}), ("max_epochs", self.mix.max_epochs)):
+        stages = [(f"stages: {i}: ratios", stage.ratios) for i, stage in enumerate(self.mix.stages)]
+        for key, names in (("ratios", self.mix.ratios or {}), ("max_epochs", self.mix.max_epochs), *stages):
             problems += [f"{key} names the unknown source {name!r}" for name in names if name not in self.sources]
         if self.mix.ratios is not None:
             problems += [
@@ -330,12 +235,16 @@ def semantic_of(config: BuildConfig) -> dict[str, Any]:
         del plain[key]
     del plain["dedup"]["write_index"]
     plain["dedup"]["against"] = len(config.dedup.against)
-    plain["tokenizer"]["sentencepiece"]["load"] = config.tokenizer.sentencepiece.load is not None
+    kind = plain["tokenizer"][config.tokenizer.kind]
+    if kind is not None:
+        kind["load"] = config.tokenizer.load is not None
     for benchmark in plain["decontaminate"]["benchmarks"].values():
         benchmark["path"] = benchmark["path"] is not None
     sources = []
     for name in config.sources:
         source = to_plain(config.sources[name])
         assert isinstance(source, dict)
-        sources.append({"name": name, **{key: value for key, value in source.items() if key != "root"}})
+        for key in ("root", "file_list"):
+            del source[key]
+        sources.append({"name": name, **source})
     return {**plain, "sources": sources}

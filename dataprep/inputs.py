@@ -10,6 +10,7 @@ from loader.errors import ConfigError
 
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile
+from .format_patterns import DEFAULT_PATTERNS
 from .job import Job
 from .places import config_paths, index_output, split_outputs
 from .stages import hash_inputs
@@ -106,11 +107,15 @@ def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
             "a folder, relative to the folder of the configuration file",
             f"ls {root.parent}",
         )
-    found = {path for pattern in source.paths for path in root.glob(pattern) if not path.is_dir()}
+    if source.format not in DEFAULT_PATTERNS:
+        expected = f"one of {', '.join(sorted(DEFAULT_PATTERNS))}"
+        raise ConfigError("TR-CONFIG-NAME", f"there is no {source.format!r}", f"sources.{name}.format", expected)
+    patterns = source.paths or DEFAULT_PATTERNS[source.format]
+    found = {path for pattern in patterns for path in root.glob(pattern) if not path.is_dir()}
     if not found:
         raise ConfigError(
             "TR-SOURCE-EMPTY",
-            f"source {name!r}: no file matches {', '.join(source.paths)}",
+            f"source {name!r}: no file matches {', '.join(patterns)}",
             str(root),
             "at least one file",
             f"ls {root}",

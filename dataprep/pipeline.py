@@ -139,10 +139,9 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     _plan_dedup(plans, job, screens)
     fates = fates_of(plans.folders)
     last = [name for name in (*screens, "decide", "spans") if name in plans.digests]
-    sentencepiece = config.tokenizer.sentencepiece
     plain = {"tokenizer": to_plain(config.tokenizer), "seed": config.seed, "ratios": to_plain(config.mix.ratios)}
     loaded = None
-    if sentencepiece.train is not None:
+    if config.tokenizer.train is not None:
         plans.add("choose", plain, last, 1)
         plans.add("sample", plain, ["choose"], files)
         plans.add("tokenizer", plain, ["sample"], 1)

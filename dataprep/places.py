@@ -8,6 +8,7 @@ from pathlib import Path
 
 from loader.errors import ConfigError, RefusedError
 from loader.shards.dataset import read_manifest
+from loader.text.tokenizers import MODEL_FILES
 
 from .config import BuildConfig
 
@@ -21,10 +22,10 @@ def config_paths(config: BuildConfig, base: Path) -> tuple[Path, Path, Path | No
     """Output, work folder and tokenizer model of a configuration whose file lies in ``base``."""
     output = base / config.output
     work = base / config.run.work if config.run.work is not None else output.with_name(output.name + ".work")
-    load = config.tokenizer.sentencepiece.load
+    load = config.tokenizer.load
     model = None if load is None else base / load
     if model is not None and model.is_dir():
-        model = model / "sentencepiece.model"
+        model = model / MODEL_FILES[config.tokenizer.kind]
     return output, work, model
 
 

@@ -73,7 +73,7 @@ class ChooseSample(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Write ``records.<file>.npy``: record numbers to read, ascending."""
-        train = self.job.config.tokenizer.sentencepiece.train
+        train = self.job.config.tokenizer.train
         assert train is not None
         kept = {file: _kept_documents(self.signed, self.fates, file) for file in range(len(self.job.inputs))}
         sizes = dict.fromkeys(self.job.config.sources, 0)
@@ -191,7 +191,7 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
             RefusedError: the model file is not the one that the stage's digest names.
         """
         if self.sampled is not None:
-            train = self.config.sentencepiece.train
+            train = self.config.train
             assert train is not None
             model = train_sentencepiece(self._texts(self.sampled, _cap_bytes(train.sample_bytes)), train)
         else:

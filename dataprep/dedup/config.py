@@ -31,15 +31,22 @@ class IngestConfig:
     Attributes:
         max_reject_fraction: a source with a larger share of rejected records fails the job.
         line_limit_bytes: a longer record is rejected (``too-long``); bounds memory.
+        max_expansion: a compressed file that yields more than so many times its size is refused as a bomb, once it
+            has yielded 64 MiB.
+        max_stream_bytes: no file yields more, decompressed.
     """
 
     max_reject_fraction: float = 0.01
     line_limit_bytes: int = 64 << 20
+    max_expansion: float = 1000.0
+    max_stream_bytes: int = 1 << 42
 
     def __post_init__(self) -> None:
         _check(
             ("max_reject_fraction: from 0 to 1", 0 <= self.max_reject_fraction <= 1),
             ("line_limit_bytes: from 1 to 2^30", 1 <= self.line_limit_bytes <= 1 << 30),
+            ("max_expansion: from 1 to 10^6", 1 <= self.max_expansion <= 1e6),
+            ("max_stream_bytes: from 1 to 2^60", 1 <= self.max_stream_bytes <= 1 << 60),
         )
 
 

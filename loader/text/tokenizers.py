@@ -35,9 +35,22 @@ from ..errors import DamageError, RefusedError
 from ..files import digest_bytes, write_atomic
 from .sentencepiece_symbols import control_like_symbols
 
-__all__ = ["GOLDEN_TEXTS", "TOKENIZERS", "SentencepieceTokenizer", "Tokenizer", "load_tokenizer", "write_tokenizer"]
+__all__ = [
+    "GOLDEN_TEXTS",
+    "MODEL_FILES",
+    "TOKENIZERS",
+    "SentencepieceTokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "write_tokenizer",
+]
 
-_MODEL_FILE = "sentencepiece.model"
+MODEL_FILES: Mapping[str, str] = {
+    "sentencepiece": "sentencepiece.model",
+    "huggingface": "huggingface.json",
+    "tiktoken": "ranks.tiktoken",
+}
+"""kind -> name of the model's file in a tokenizer folder."""
 _ABOUT_FILE = "tokenizer.json"
 _VERSION = 1
 _SPACE = b"\xe2\x96\x81"  # U+2581, in which sentencepiece pieces write a space
@@ -300,7 +313,7 @@ def write_tokenizer(folder: Path, kind: str, model: bytes, *, add_bos: bool, add
         "golden": [{"text": text, "ids": tokenizer.encode(text)[0].tolist()} for text in GOLDEN_TEXTS],
     }
     tokenizer.digest = digest_of(about)
-    write_atomic(folder / _MODEL_FILE, model)
+    write_atomic(folder / MODEL_FILES[kind], model)
     write_atomic(folder / _ABOUT_FILE, canonical_json({**about, "digest": tokenizer.digest}))
     return tokenizer
 
@@ -314,7 +327,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """
     folder = Path(folder)
     about = _read_about(folder / _ABOUT_FILE)
-    model = _read_limited(folder / _MODEL_FILE)
+    model = _read_limited(folder / MODEL_FILES.get(str(about.get("kind")), "sentencepiece.model"))
     digest = about.pop("digest", None)
     if digest != digest_of(about) or about.get("model_hash") != digest_bytes(model):
         raise DamageError("TR-TOKENIZER-DAMAGED", "the tokenizer is not what was written", str(folder), str(digest))

@@ -1,0 +1,20 @@
+"""Which files of a source a format takes where the configuration names none; light to import.
+
+One entry a format of ``FORMATS``; the contract test compares the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["DEFAULT_PATTERNS"]
+
+
+def _compressible(*suffixes: str) -> tuple[str, ...]:
+    return tuple(f"**/*{suffix}{codec}" for suffix in suffixes for codec in ("", ".zst", ".gz", ".bz2", ".xz"))
+
+
+DEFAULT_PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "jsonl": _compressible(".jsonl"),
+}
+"""Format -> glob patterns."""
