@@ -67,14 +67,14 @@ clean:
 
 # An old pip knows neither this project's metadata nor the newest wheels, so it is replaced first.
 .venv/.locked: requirements/default.lock
-.venv-test/.locked: requirements/mosaic.lock requirements/benchmarks.lock
+.venv-test/.locked: requirements/mosaic.lock requirements/test_data.lock
 .venv/.locked .venv-test/.locked:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tokenreel needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) --upgrade pip
 	echo "installing $< into $(@D): 6 to 7 GB, a few minutes" >&2
 	$(@D)/bin/python $(PIP) --no-compile --requirement $<
-	test $(@D) = $(DEFAULT) || $(@D)/bin/python $(PIP) --no-compile --no-deps --requirement requirements/benchmarks.lock
+	test $(@D) = $(DEFAULT) || $(@D)/bin/python $(PIP) --no-compile --no-deps --requirement requirements/test_data.lock
 	touch $@
 
 .venv/.ready .venv-test/.ready: %/.ready: %/.locked pyproject.toml

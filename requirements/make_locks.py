@@ -1,7 +1,8 @@
 """Resolve the two lock files anew: `python requirements/make_locks.py` (or `make locks`), then run both test targets.
 
-`default.lock` is what `pip install tokenreel` means; `mosaic.lock` adds mosaicml-streaming and development tools. They
-cannot be one file: streaming holds huggingface-hub < 1, which the newest datatrove no longer accepts.
+`default.lock` is what `pip install tokenreel` means; `mosaic.lock` adds mosaicml-streaming, the extras that the tests
+use, and development tools. They cannot be one file: streaming holds huggingface-hub < 1, which the newest datatrove no
+longer accepts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LOCKS = {"default.lock": ".", "mosaic.lock": ".[mosaic,dev]"}
+LOCKS = {"default.lock": ".", "mosaic.lock": ".[mosaic,dev,fast,s3,warc,hf]"}
 TORCH = "torch==2.14.1"
 
 
