@@ -132,7 +132,7 @@ class FindItems(PipelineStep):  # type: ignore[misc]
         config: the rule.
         index, folder: what :class:`IndexItems` wrote, and where to write.
         screens: folders of the screens in front, whose verdicts say which records are looked at.
-        line_limit_bytes: longer records are passed over.
+        options: how files are read.
     """
 
     name = "find benchmark items"
@@ -145,7 +145,7 @@ class FindItems(PipelineStep):  # type: ignore[misc]
         index: str | Path,
         folder: str | Path,
         screens: Sequence[str | Path] = (),
-        line_limit_bytes: int = 64 << 20,
+        options: ReadOptions | None = None,
     ) -> None:
         super().__init__()
         self.inputs = tuple(inputs)
@@ -153,17 +153,16 @@ class FindItems(PipelineStep):  # type: ignore[misc]
         self.index = Path(index)
         self.folder = Path(folder)
         self.screens = tuple(Path(screen) for screen in screens)
-        self.line_limit_bytes = line_limit_bytes
+        self.options = options or ReadOptions()
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Search the files of this task; passes nothing on. Files with a ``found.N.json`` are done already."""
         files = [f for f in range(rank, len(self.inputs), world_size) if not is_searched(self.folder, f)]
         finder = ItemFinder(load_index(self.index, with_texts=False), self.config.threshold) if files else None
-        options = ReadOptions(line_limit_bytes=self.line_limit_bytes)
         for file in files:
             if finder is not None:
                 with self.track_time("file"):
-                    found = search_file(self.inputs[file], file, finder, options, (self.folder, self.screens))
+                    found = search_file(self.inputs[file], file, finder, self.options, (self.folder, self.screens))
                 self.stat_update("documents", value=found.num_documents, unit="file")
                 self.stat_update("contaminated", value=len(np.unique(found.hits["record"])), unit="file")
         yield from ()

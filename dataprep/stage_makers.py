@@ -98,17 +98,17 @@ def _items(parts: StageParts) -> tuple[PipelineStep, ...]:
 
 def _contamination(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .decontaminate import FindItems
+    from .formats import read_options
 
     config, folders = parts.job.config, parts.folders
     earlier = [folders["quality"]] if "quality" in folders else []
-    limit = config.ingest.line_limit_bytes
     step = FindItems(
         parts.job.inputs,
         config.decontaminate,
         folders["items"],
         folders["contamination"],
         earlier,
-        line_limit_bytes=limit,
+        options=read_options(config.ingest),
     )
     return (step,)
 

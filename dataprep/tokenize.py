@@ -32,7 +32,7 @@ from .cuts import kept_pieces
 from .dedup.signatures import load_summary
 from .documents import DocumentBatch, Status
 from .fates import Fates, check_cut
-from .formats import ReadOptions, read_file
+from .formats import read_file, read_options
 from .job import Job
 from .keys import document_keys
 from .stages import check_unchanged
@@ -122,7 +122,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
     def _runs(self, rank: int, tokenizer: Tokenizer, file: _File) -> Iterator[bytes]:
         """Tokens of the file, run by run; the documents of each run are appended to its tables."""
         keep_R = (file.status_R == Status.KEPT) | (file.status_R == Status.HELD_OUT)
-        options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
+        options = read_options(self.job.config.ingest)
         run, place = _Run(), 0
         if keep_R.any():
             expected = load_summary(self.signed, rank)

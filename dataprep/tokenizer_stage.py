@@ -36,7 +36,7 @@ from .cuts import kept_pieces
 from .dedup.signatures import load_summary
 from .documents import DocumentBatch, Status
 from .fates import Fates
-from .formats import ReadOptions, read_file
+from .formats import read_file, read_options
 from .job import Job
 from .keys import document_keys
 from .mix import keep_prefix
@@ -138,7 +138,7 @@ class SampleTexts(PipelineStep):  # type: ignore[misc]
             keep_R[records] = True
             ranges = self.fates.ranges_of_file(rank)
             check_unchanged([self.job.raw[rank]])
-            options = ReadOptions(line_limit_bytes=self.job.config.ingest.line_limit_bytes)
+            options = read_options(self.job.config.ingest)
             expected = load_summary(self.signed, rank)
             for batch in read_file(inputs, rank, options=options, keep_R=keep_R, expected=expected):
                 ids_D = document_ids(inputs.source, inputs.path, batch.record_N, self.job.config.seed)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from loader.errors import JobError
 
 from ..documents import InputFile, Status
-from ..formats import ReadOptions, read_file
+from ..formats import read_file, read_options
 from ..holdout import keyed_hash
 from .candidates import ReadSets
 from .config import DecideConfig, DedupConfig
@@ -197,7 +197,7 @@ def _near_copies(
     dedup = config.dedup
     keep_R = np.zeros(int(signed.documents["record"].max()) + 1, np.bool_)
     keep_R[signed.documents["record"][row_C]] = True
-    options = ReadOptions(line_limit_bytes=config.ingest.line_limit_bytes)
+    options = read_options(config.ingest)
     texts = [
         text for batch in read_file(inputs, file, options=options, keep_R=keep_R) for text in batch.text.to_pylist()
     ]

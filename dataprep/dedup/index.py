@@ -34,7 +34,7 @@ from loader.files import temporary_path, write_atomic
 from loader.text.records import document_ids
 
 from ..documents import InputFile, Status
-from ..formats import ReadOptions, read_file
+from ..formats import read_file, read_options
 from .columns import ColumnWriter, map_column
 from .config import DecideConfig, DedupConfig
 from .signatures import load_signed, load_summary, signature_stamp, text_stamp
@@ -274,7 +274,7 @@ class WriteIndex(PipelineStep):  # type: ignore[misc]
         from ..kernels.documents import DocumentHasher
 
         hasher = DocumentHasher()
-        options = ReadOptions(line_limit_bytes=self.config.ingest.line_limit_bytes)
+        options = read_options(self.config.ingest)
         sizes = [np.zeros(0, np.int64)]
         with open(spool, "wb") as target:
             for file, inputs in enumerate(self.inputs):

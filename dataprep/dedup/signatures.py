@@ -28,7 +28,7 @@ from loader.files import digest_bytes, write_atomic
 from loader.shards.access import npy_bytes
 
 from ..documents import DocumentBatch, InputFile
-from ..formats import FileSummary, ReadOptions, RejectSink, read_file
+from ..formats import FileSummary, RejectSink, read_file, read_options
 from ..normalize import RULES_VERSION, SINGLE_N, UNICODE_VERSION, WORD_N
 from .columns import ColumnWriter, map_column
 from .config import DedupConfig, SignConfig
@@ -115,7 +115,7 @@ def _column_batches(
     simhash = "simhash" in dedup.methods
     permutations = affine_permutations(minhash.num_permutations, minhash.seed) if "minhash" in dedup.methods else None
     hasher = DocumentHasher()
-    options = ReadOptions(line_limit_bytes=config.ingest.line_limit_bytes, extra_field=order_field(inputs, dedup.keep))
+    options = read_options(config.ingest, extra_field=order_field(inputs, dedup.keep))
     for batch in read_file(inputs, file, options=options, rejects=rejects):
         count = len(batch.text)
         order_key_N, missing = order_keys(batch.extra_N, count, dedup.keep)

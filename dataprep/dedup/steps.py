@@ -46,7 +46,7 @@ from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
 
 from ..documents import InputFile, Status
-from ..formats import FileSummary, ReadOptions
+from ..formats import FileSummary, read_options
 from ..holdout import hold_out
 from ..tables import REMOVED_SCHEMA, write_batches
 from . import METHODS, outputs, signatures
@@ -187,7 +187,7 @@ class DecideDocuments(PipelineStep):  # type: ignore[misc]
 
         table = make_table(inputs, load_any, dedup, pair_methods(METHODS, dedup), took, earlier)
         table = replace(table, num_planted=len(canaries.inputs))
-        options = ReadOptions(line_limit_bytes=config.ingest.line_limit_bytes)
+        options = read_options(config.ingest)
         read_sets = CandidateReader(self.inputs, summaries, table, options, earlier)
         reads = Reads(SignedReader(table, load_any, earlier), canaries.with_sets(table, read_sets))
         decision = decide(table, METHODS, (dedup, config.holdout), reads, workspace)

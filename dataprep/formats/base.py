@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..documents import RejectReason
-from .decompress import ByteStream
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ..dedup.config import IngestConfig
+
 __all__ = [
+    "BATCH_BYTES",
     "LONGEST_EXTRA",
     "REJECT_DTYPE",
     "FileSummary",
@@ -27,8 +30,11 @@ __all__ = [
     "ReadOptions",
     "ReadRequest",
     "RejectSink",
+    "read_options",
 ]
 
+BATCH_BYTES = 4 << 20
+"""Memory of a batch where nobody says otherwise."""
 LONGEST_EXTRA = 256
 """Bytes of JSON from which on the value of an extra field counts as missing."""
 REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", "u1")])
@@ -38,11 +44,27 @@ REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", 
 class ReadOptions:
     """How a file is read: ``line_limit_bytes`` shapes the result (longer records are rejected), ``batch_bytes`` only
     the memory; ``extra_field`` names a second top-level field whose value comes along (None or empty = none; of
-    duplicate keys the last wins)."""
+    duplicate keys the last wins). A file that yields more than ``max_stream_bytes``, or, past 64 MiB, more than
+    ``max_expansion`` times its own size, is refused."""
 
     line_limit_bytes: int = 64 << 20
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = BATCH_BYTES
     extra_field: str | None = None
+    max_expansion: float = 1000.0
+    max_stream_bytes: int = 1 << 42
+
+
+def read_options(
+    ingest: IngestConfig, *, extra_field: str | None = None, batch_bytes: int = BATCH_BYTES
+) -> ReadOptions:
+    """How a job reads its inputs; the one way from configuration to ``ReadOptions``, so that no limit is forgotten."""
+    return ReadOptions(
+        line_limit_bytes=ingest.line_limit_bytes,
+        batch_bytes=batch_bytes,
+        extra_field=extra_field,
+        max_expansion=ingest.max_expansion,
+        max_stream_bytes=ingest.max_stream_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,8 @@ class FileSummary:
     Attributes:
         num_records: records, blank lines counted: record numbers are below it.
         num_blank, num_documents, num_rejected: their parts (documents and rejects only of the records wanted).
-        stream_bytes, stream_hash: size and xxh3-128 (hex) of the decompressed stream.
+        stream_bytes, stream_hash: size and xxh3-128 (hex) of the decompressed stream; of a Parquet file its size and
+            the hash of the text column's chunks and the footer.
     """
 
     num_records: int
@@ -108,5 +131,5 @@ class RawBatch:
     extra_N: tuple[bytes, ...] | None = None
 
 
-FormatReader = Callable[[ByteStream, ReadRequest, RejectSink], Iterator[RawBatch]]
-"""Reads a stream to its end: yields batches in record order, fills the sink, sets ``sink.summary`` last."""
+FormatReader = Callable[[Path, ReadRequest, RejectSink], Iterator[RawBatch]]
+"""Reads a file to its end: yields batches in record order, fills the sink, sets ``sink.summary`` last."""

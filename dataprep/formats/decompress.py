@@ -1,8 +1,9 @@
-"""Input files as streams of decompressed bytes that never end silently.
+"""Input files as streams of decompressed bytes that never end silently and never without end.
 
-pyarrow's codecs raise on every truncated frame (``zstandard.stream_reader`` does not: it ends as if all were well).
-Concatenated frames and members are read on. A file cut exactly between two frames looks whole to every decoder:
-sizes and hashes recorded at the first read are what shows it later.
+pyarrow's codecs raise on every truncated frame (``zstandard.stream_reader`` does not: it ends as if all were well), and
+so does isal's gzip, at 2.5 times the speed of pyarrow's. Concatenated frames and members are read on.
+A file cut exactly between two frames looks whole to every decoder: sizes and hashes recorded at the first read are what
+shows it later.
 """
 
 from __future__ import annotations
@@ -14,25 +15,40 @@ from typing import Any
 import xxhash
 
 from loader.errors import ConfigError, DamageError
+from loader.text.records import COMPRESSIONS, is_decoder_error, open_decompressed
 
-__all__ = ["COMPRESSIONS", "ByteStream"]
+from .base import ReadOptions
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
-"""File name suffix -> compression; any other suffix is plain."""
+__all__ = ["COMPRESSIONS", "BombGuard", "ByteStream"]
+
+_JUDGED_FROM = 64 << 20
 
 
-def _open(path: Path) -> Any:
-    """A stream with ``readinto`` for ``path``."""
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    if compression is None:
-        return open(path, "rb", buffering=0)
-    if compression == "xz":  # pyarrow has no such codec; the standard library's raises EOFError on truncation
-        import lzma
+class BombGuard:
+    """Counts what comes out of a file and refuses a decompression bomb."""
 
-        return lzma.open(path, "rb")
-    import pyarrow as pa
+    def __init__(self, path: Path, size_bytes: int, options: ReadOptions) -> None:
+        """``size_bytes``: of the file as it lies on disk."""
+        self._path = path
+        self._size_bytes = size_bytes
+        self._most = min(options.max_stream_bytes, max(_JUDGED_FROM, int(options.max_expansion * size_bytes)))
+        self._out_bytes = 0
 
-    return pa.CompressedInputStream(pa.OSFile(str(path)), compression)
+    def add(self, out_bytes: int) -> None:
+        """Count ``out_bytes`` more.
+
+        Raises:
+            DamageError: ``TR-INPUT-BOMB``: more than the limits allow; names file, bytes in, bytes out.
+        """
+        self._out_bytes += out_bytes
+        if self._out_bytes > self._most:
+            raise DamageError(
+                "TR-INPUT-BOMB",
+                f"{self._size_bytes:,} bytes on disk yield {self._out_bytes:,} and more",
+                str(self._path),
+                f"at most {self._most:,} bytes (ingest.max_expansion, ingest.max_stream_bytes)",
+                "look at the file; raise the limit if it is what it should be",
+            )
 
 
 class ByteStream:
@@ -46,8 +62,8 @@ class ByteStream:
         failure: why the stream ended early, or None.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open ``path``.
+    def __init__(self, path: Path, options: ReadOptions | None = None) -> None:
+        """Open ``path``; ``options`` limits what may come out of it.
 
         Raises:
             ConfigError: there is no such file, or it cannot be read.
@@ -57,7 +73,8 @@ class ByteStream:
         self.failure: str | None = None
         self._digest = xxhash.xxh3_128()
         try:
-            self._stream = _open(path)
+            self._stream = open_decompressed(path)
+            self._guard = BombGuard(path, path.stat().st_size, options or ReadOptions())
         except OSError as error:
             raise ConfigError(
                 "TR-INPUT-MISSING",
@@ -84,21 +101,23 @@ class ByteStream:
         return self._digest.hexdigest()
 
     def readinto(self, view: memoryview) -> int:
-        """Fill ``view`` from its start; the number of bytes, 0 at the end or at the damage."""
+        """Fill ``view`` from its start; the number of bytes, 0 at the end or at the damage.
+
+        Raises:
+            DamageError: ``TR-INPUT-BOMB``.
+        """
         if self.failure is not None:
             return 0
         try:
             count = int(self._stream.readinto(view) or 0)
-        except (OSError, EOFError) as error:
-            self.failure = str(error) or type(error).__name__
-            count = self._salvage(view)
-        except Exception as error:  # lzma.LZMAError derives from Exception alone
-            if type(error).__name__ != "LZMAError":
+        except Exception as error:
+            if not is_decoder_error(error):
                 raise
-            self.failure = str(error)
+            self.failure = str(error) or type(error).__name__
             count = self._salvage(view)
         self._digest.update(view[:count])
         self.position += count
+        self._guard.add(count)
         return count
 
     def _salvage(self, view: memoryview) -> int:
@@ -114,7 +133,7 @@ class ByteStream:
     def _read_again(self, view: memoryview, count: int, size: int) -> int:
         """Open again, pass over ``position + count`` bytes, go on in pieces of ``size``; the new count."""
         self._stream.close()
-        self._stream = _open(self.path)
+        self._stream = open_decompressed(self.path)
         try:
             _pass_over(self._stream, self.position + count, size)
             while count < len(view):

@@ -6,6 +6,7 @@ Memory is bounded by the batch size and the line limit, whatever the file holds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -146,12 +147,19 @@ def _rejects(sink: ScanOutput, base: int) -> NDArray[np.void]:
     return rows
 
 
-def read_jsonl(stream: ByteStream, request: ReadRequest, rejects: RejectSink) -> Iterator[RawBatch]:
-    """Read all lines of ``stream``.
+def read_jsonl(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterator[RawBatch]:
+    """Read all lines of a file.
 
     Raises:
-        DamageError: a compressed stream is cut short or corrupt; the records in front of it have been yielded.
+        ConfigError: there is no such file.
+        DamageError: a compressed stream is cut short or corrupt, or a bomb; the records in front of it have been
+            yielded.
     """
+    with ByteStream(path, request.options) as stream:
+        yield from _read_lines(stream, request, rejects)
+
+
+def _read_lines(stream: ByteStream, request: ReadRequest, rejects: RejectSink) -> Iterator[RawBatch]:
     key, extra_key = request.text_field.encode(), (request.options.extra_field or "").encode()
     keep_R = np.zeros(0, np.uint8) if request.keep_R is None else request.keep_R.astype(np.uint8)
     key_bytes, extra_bytes = (np.frombuffer(one, np.uint8) for one in (key, extra_key))

@@ -11,7 +11,6 @@ from loader.errors import ConfigError, RefusedError
 
 from ..documents import DocumentBatch, InputFile
 from .base import FileSummary, FormatReader, ReadOptions, ReadRequest, RejectSink
-from .decompress import ByteStream
 from .jsonl import read_jsonl
 
 __all__ = ["FORMATS", "read_file"]
@@ -49,9 +48,8 @@ def read_file(
         raise ConfigError("TR-INPUT-FORMAT", f"no reader for {inputs.format!r}", str(inputs.path), ", ".join(FORMATS))
     sink = rejects if rejects is not None else RejectSink()
     request = ReadRequest(inputs.text_field, options or ReadOptions(), keep_R)
-    with ByteStream(inputs.location) as stream:
-        for batch in reader(stream, request, sink):
-            yield DocumentBatch(inputs.source, file, batch.text, batch.record_N, batch.record_start_N, batch.extra_N)
+    for batch in reader(inputs.location, request, sink):
+        yield DocumentBatch(inputs.source, file, batch.text, batch.record_N, batch.record_start_N, batch.extra_N)
     found = sink.summary
     if expected is not None and found is not None:
         changed = found.stream_hash != expected.stream_hash or found.stream_bytes != expected.stream_bytes

@@ -29,7 +29,7 @@ from loader.shards.access import npy_bytes
 from ..cuts import save_cuts
 from ..dedup.config import IngestConfig
 from ..documents import InputFile
-from ..formats import ReadOptions, RejectSink, read_file
+from ..formats import RejectSink, read_file, read_options
 from ..screen_config import QualityStep
 from .check import ReadyStep, make_steps
 from .screen import FileScreen
@@ -85,7 +85,7 @@ class QualityDocuments(PipelineStep):  # type: ignore[misc]
         inputs = self.inputs[file]
         screen = FileScreen(inputs, ready)
         rejects = RejectSink()
-        options = ReadOptions(line_limit_bytes=self.ingest.line_limit_bytes)
+        options = read_options(self.ingest)
         for batch in read_file(inputs, file, options=options, rejects=rejects):
             screen.add(batch)
         if rejects.summary is None:

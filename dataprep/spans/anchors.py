@@ -17,6 +17,7 @@ from ..dedup.config import DecideConfig
 from ..dedup.signatures import load_summary
 from ..documents import InputFile
 from ..formats import ReadOptions, read_file
+from ..formats import read_options as ingest_options
 from ..kernels.documents import text_buffers
 from ..kernels.spans import REPEATED, Anchors, GramRule, distinct_anchors, find_anchors, token_room
 from ..normalize import load_table
@@ -62,7 +63,7 @@ def gram_rule(inputs: InputFile, config: DecideConfig) -> GramRule:
 def read_options(config: DecideConfig, memory_bytes: int) -> ReadOptions:
     """How the span stages read: small memory means small batches."""
     batch_bytes = max(1 << 12, min(_MOST_BATCH_BYTES, memory_bytes // 64))
-    return ReadOptions(line_limit_bytes=config.ingest.line_limit_bytes, batch_bytes=batch_bytes)
+    return ingest_options(config.ingest, batch_bytes=batch_bytes)
 
 
 class AnchorFinder:

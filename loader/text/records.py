@@ -12,19 +12,32 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DamageError
+from .gzip_stream import GzipStream
 
-__all__ = ["TEXT_READERS", "RecordPlace", "document_id", "document_ids", "parse_json_text", "read_texts"]
+__all__ = [
+    "COMPRESSIONS",
+    "TEXT_READERS",
+    "RecordPlace",
+    "document_id",
+    "document_ids",
+    "is_decoder_error",
+    "open_decompressed",
+    "parse_json_text",
+    "read_texts",
+]
 
 _BOM = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 22
-_COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+"""File name suffix -> compression; any other suffix is plain."""
+_DECODER_ERRORS = ("LZMAError", "IsalError")
 
 
 def document_ids(source: str, relative_path: str, record_N: NDArray[np.integer[Any]], salt: int) -> NDArray[np.uint64]:
@@ -73,25 +86,37 @@ class RecordPlace:
     record: int
 
 
-def _open_decompressed(path: Path) -> BinaryIO:
-    """The decompressed bytes of ``path`` as a stream; pyarrow raises on a truncated frame where others end silently."""
-    compression = _COMPRESSION_BY_SUFFIX.get(path.suffix.lower())
+def is_decoder_error(error: BaseException) -> bool:
+    """Whether a decoder says that the bytes are not what it wants; lzma's and isal's own errors derive from Exception
+    alone, and neither is imported for a question."""
+    return isinstance(error, OSError | EOFError) or type(error).__name__ in _DECODER_ERRORS
+
+
+def open_decompressed(path: Path) -> Any:
+    """The decompressed bytes of ``path`` as a stream with ``read``, ``readinto`` and ``close``; every decoder here
+    raises on a truncated frame, where others end silently.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    compression = COMPRESSIONS.get(path.suffix.lower())
     if compression is None:
-        return open(path, "rb")
-    if compression == "xz":  # pyarrow has no xz codec
+        return open(path, "rb", buffering=0)
+    if compression == "xz":  # pyarrow has no such codec
         import lzma
 
-        return lzma.open(path, "rb")  # type: ignore[return-value]
+        return lzma.open(path, "rb")
+    if compression == "gzip":
+        return GzipStream(path)
     import pyarrow as pa
 
-    stream: BinaryIO = pa.input_stream(str(path), compression=compression)
-    return stream
+    return pa.CompressedInputStream(pa.OSFile(str(path)), compression)
 
 
 class _Lines:
     """Lines of a forward-only stream by their start offset, in ascending order."""
 
-    def __init__(self, stream: BinaryIO, seekable: bool) -> None:
+    def __init__(self, stream: Any, seekable: bool) -> None:
         self._stream = stream
         self._seekable = seekable
         self._buffer = b""
@@ -124,8 +149,8 @@ class _Lines:
 
 def _read_jsonl(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
     """Texts of the records at ascending ``places`` of a JSONL file, one pass."""
-    with _open_decompressed(path) as stream:
-        lines = _Lines(stream, path.suffix.lower() not in _COMPRESSION_BY_SUFFIX)
+    with open_decompressed(path) as stream:
+        lines = _Lines(stream, path.suffix.lower() not in COMPRESSIONS)
         for place in places:
             line = lines.line_at(place.record_start)
             if place.record_start == 0:
@@ -176,7 +201,9 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
         raise ConfigError(
             "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
         ) from error
-    except (OSError, EOFError, ValueError, IndexError, KeyError) as error:
+    except Exception as error:
+        if not (is_decoder_error(error) or isinstance(error, ValueError | IndexError | KeyError)):
+            raise
         raise DamageError(
             "TR-TEXT-FILE", f"cannot be read again: {error}", str(path), "the file that was built"
         ) from error

@@ -17,7 +17,7 @@ import pytest
 from support.corpora import Corpus, make_corpus, write_config
 
 from dataprep import account, pipeline, publish, tokenize, tokenizer_stage
-from dataprep.formats import ReadOptions
+from dataprep.formats import read_options
 from dataprep.job import Job
 from dataprep.pipeline import Pipeline
 from dataprep.run import prepare, run_build
@@ -398,7 +398,7 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
     tokenizer = load_tokenizer(stages.folder("tokenizer") / "tokenizer")
     for run_tokens in (1, 500, 1 << 25):
         monkeypatch.setattr(tokenize, "_RUN_TOKENS", run_tokens)
-        monkeypatch.setattr(tokenize, "ReadOptions", lambda line_limit_bytes: ReadOptions(line_limit_bytes, 2000))
+        monkeypatch.setattr(tokenize, "read_options", lambda ingest: read_options(ingest, batch_bytes=2000))
         out = tmp_path / str(run_tokens)
         sign, maker = (stages.folder(name) for name in ("sign", "tokenizer"))
         step = tokenize.TokenizeDocuments(stages.job, stages.fates(), (sign, maker, out))
