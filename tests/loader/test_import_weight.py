@@ -20,6 +20,7 @@ COMMANDS = {
     "loader.cli",
     "loader.cli_options",
     "loader.dataset_cli",
+    "loader.interop_cli",
     "loader.run_cli",
     "loader.report_cli",
     "loader.demo",

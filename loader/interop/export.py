@@ -1,0 +1,220 @@
+"""Exporting a Dataset: one table of formats, one way to plan, write, recognise and refuse.
+
+All is written to a folder beside the output and renamed when whole: what stops half-way, and a damaged Dataset, leave
+nothing. ``export.json`` (sealed) says which Dataset it was made of, how, and the size and hash of each file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, DamageError, RefusedError
+from ..files import TEMPORARY_PREFIX, check_name, fsync_folder, temporary_path
+from ..sealed import read_sealed, write_sealed
+from ..shards.dataset import Dataset, open_dataset
+from .datatrove import plan_datatrove, write_datatrove
+from .mds import plan_mds, write_mds
+from .megatron import plan_megatron, write_megatron
+from .parquet import plan_parquet, write_parquet
+from .request import ExportedFile, ExportRequest, PlannedFile
+
+__all__ = ["EXPORTS", "RECORD_NAME", "ExportFormat", "ExportOptions", "export_dataset", "plan_export"]
+
+RECORD_NAME = "export.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A format.
+
+    Attributes:
+        plan, write: what an export consists of; writing it.
+        links: whether it can point at the Dataset's own token files.
+        splits: whether it knows split folders.
+        reader: how its own stack reads it.
+    """
+
+    plan: Callable[[ExportRequest], list[PlannedFile]]
+    write: Callable[[ExportRequest], list[ExportedFile]]
+    links: bool
+    splits: bool
+    reader: str
+
+
+EXPORTS: dict[str, ExportFormat] = {
+    "mds": ExportFormat(
+        plan_mds, write_mds, True, True, 'streaming.StreamingDataset(local="OUTPUT", validate_hash="xxh3_128")'
+    ),
+    "megatron": ExportFormat(
+        plan_megatron, write_megatron, True, False, 'megatron.core.datasets.IndexedDataset("OUTPUT/SOURCE/shard.00000")'
+    ),
+    "datatrove": ExportFormat(
+        plan_datatrove, write_datatrove, False, False,
+        'datatrove.utils.dataset.DatatroveFolderDataset("OUTPUT", seq_len, token_size=BYTES, return_positions=True)',
+    ),
+    "parquet": ExportFormat(
+        plan_parquet, write_parquet, False, False,
+        'datasets.load_dataset("parquet", data_files="OUTPUT/**/*.parquet")',
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to export; ``sources`` empty = all, the rest as in ``ExportRequest``."""
+
+    format: str
+    sources: tuple[str, ...] = ()
+    link: bool = False
+    split: str = ""
+
+
+def plan_export(dataset: Path | str, output: Path | str, options: ExportOptions) -> dict[str, Any]:
+    """What :func:`export_dataset` would write; writes nothing.
+
+    Raises:
+        ConfigError: no such Dataset, format, source or place; an option that the format does not have.
+        DamageError: the Dataset is damaged where it was read.
+        RefusedError: something else is at the output.
+    """
+    request = _request(open_dataset(dataset), Path(output), options)
+    planned = EXPORTS[options.format].plan(request)
+    return {
+        **_identity(request, options),
+        "output": str(output),
+        "finished": _finished(request, options) is not None,
+        "files": [{"name": file.name, "size_bytes": file.size_bytes} for file in planned],
+        "size_bytes": sum(file.size_bytes or 0 for file in planned),
+    }
+
+
+def export_dataset(
+    dataset: Path | str,
+    output: Path | str,
+    options: ExportOptions,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Write an export, or recognise it; returns what export.json says, with ``output``, ``written`` and ``read_with``.
+
+    Raises:
+        ConfigError: no such Dataset, format, source or place; an option that the format does not have.
+        DamageError: the Dataset is damaged, and nothing was written; or the finished export at the output is.
+        RefusedError: something else is at the output.
+        OSError: the file system refused.
+    """
+    request = _request(open_dataset(dataset), Path(output), options)
+    made = _finished(request, options)
+    written = made is None
+    if made is None:
+        made = _write(replace(request, progress=progress or request.progress), options)
+    reader = EXPORTS[options.format].reader.replace("OUTPUT", str(output))
+    return {**made, "output": str(output), "written": written, "read_with": reader}
+
+
+def _request(dataset: Dataset, output: Path, options: ExportOptions) -> ExportRequest:
+    form = EXPORTS.get(options.format)
+    if form is None:
+        raise ConfigError(
+            "TR-EXPORT-FORMAT", f"no format {options.format!r}", "--format", f"one of {', '.join(EXPORTS)}"
+        )
+    if options.link and not form.links:
+        raise ConfigError("TR-EXPORT-OPTION", f"{options.format} holds no token file to link to", "--link", "no --link")
+    if options.split and not form.splits:
+        raise ConfigError("TR-EXPORT-OPTION", f"{options.format} knows no split folder", "--split", "no --split")
+    unknown = sorted(set(options.sources) - set(dataset.source_names))
+    if unknown:
+        known = f"one of {', '.join(dataset.source_names)}"
+        raise ConfigError("TR-SOURCE-UNKNOWN", f"no source {unknown[0]!r}", str(dataset.path), known)
+    if options.split:
+        _check_split(options.split, dataset)
+    real = output.parent.resolve() / output.name
+    inside = dataset.path.resolve()
+    if not output.name or inside == real or inside in real.parents or real in inside.parents:
+        raise ConfigError("TR-EXPORT-OUTPUT", "the output cannot lie in the Dataset, nor around it", str(output))
+    sources = tuple(name for name in dataset.source_names if not options.sources or name in options.sources)
+    folder = temporary_path(output)
+    return ExportRequest(dataset, sources, output, folder, options.link, options.split, lambda size_bytes: None)
+
+
+def _check_split(name: str, dataset: Dataset) -> None:
+    try:
+        check_name(name, "--split")
+    except DamageError as error:
+        raise ConfigError("TR-EXPORT-OPTION", error.message, "--split", error.expected) from None
+    if name == RECORD_NAME:
+        raise ConfigError("TR-EXPORT-OPTION", f"a split cannot be called {name!r}", "--split", "another name")
+
+
+def _identity(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
+    """What makes two exports the same."""
+    return {
+        "format": f"tokenreel-export-{options.format}",
+        "version": _VERSION,
+        "dataset": request.dataset.digest,
+        "sources": list(request.sources),
+        "link": options.link,
+        "split": options.split,
+    }
+
+
+def _finished(request: ExportRequest, options: ExportOptions) -> dict[str, Any] | None:
+    """The record of this very export if it is at the output; None where there is nothing, or an empty folder."""
+    output = request.output
+    if not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
+        return None
+    record = output / RECORD_NAME
+    found = read_sealed(record) if record.is_file() else {}
+    if {name: found.get(name) for name in _identity(request, options)} != _identity(request, options):
+        raise RefusedError(
+            "TR-EXPORT-OTHER",
+            "something else is at the output; an export is written once",
+            str(output),
+            f"no such folder, or this export of the Dataset {request.dataset.digest}",
+            "choose another --output, or move the old one away",
+        )
+    for file in found["files"]:
+        path = output / str(file["name"])
+        if not path.is_file() or path.stat().st_size != file["size_bytes"]:
+            message = "a file of the finished export is missing or has another size"
+            raise DamageError("TR-EXPORT-DAMAGED", message, str(path), None, f"rm -r {output}, then export again")
+    return found
+
+
+def _write(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
+    output, folder = request.output, request.folder
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(output)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        files = EXPORTS[options.format].write(request)
+        record = {**_identity(request, options), "files": [vars(file) for file in files], "totals": _totals(request)}
+        write_sealed(folder / RECORD_NAME, record)
+        for parent, _, _ in os.walk(folder):
+            fsync_folder(Path(parent))
+        os.rename(folder, output)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    fsync_folder(output.parent)
+    return record
+
+
+def _totals(request: ExportRequest) -> dict[str, int]:
+    chosen = [source for source in request.dataset.manifest.sources if source.name in request.sources]
+    return {name: sum(getattr(source, name) for source in chosen) for name in ("num_tokens", "num_documents")}
+
+
+def _remove_stale(output: Path) -> None:
+    """Remove what killed exports to the same output left: their folders carry their writers' process ids."""
+    for path in sorted(output.parent.iterdir()):
+        pid, _, name = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")
+        mine = path.name.startswith(TEMPORARY_PREFIX) and name == output.name and pid.isdigit()
+        if mine and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)

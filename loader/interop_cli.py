@@ -1,0 +1,113 @@
+"""The verbs ``export``, ``diff`` and ``schema``: Datasets in other formats, what differs, what may be written where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .cli_options import Output, output_options
+
+__all__ = ["diff", "export", "schema"]
+
+_SHOWN_FILES = 40
+
+
+@click.command()
+@click.argument("dataset", type=click.Path(path_type=Path))
+@click.option("--format", required=True, metavar="FORMAT", help="mds, megatron, datatrove or parquet.")
+@click.option("--output", "target", required=True, type=click.Path(path_type=Path), help="Folder to write; new.")
+@click.option("--source", "sources", multiple=True, metavar="NAME", help="This source only; may be given again.")
+@click.option("--link", is_flag=True, help="Link to the Dataset's token files, relatively (mds, megatron).")
+@click.option("--split", default="", metavar="NAME", help="Put everything into this folder of the output (mds).")
+@click.option("--plan", is_flag=True, help="Print files and bytes; write nothing.")
+@output_options
+def export(output: Output, dataset: Path, target: Path, plan: bool, **options: Any) -> None:
+    """Write the Dataset in DATASET as another stack reads it, verified while it is read.
+
+    Written to a folder beside --output and renamed when whole; the same export again is a no-op, anything else that is
+    there is left alone and refused. export.json in it names the Dataset's digest and each file's hash.
+    """
+    from .interop.export import ExportOptions, export_dataset, plan_export
+
+    asked = ExportOptions(**options)
+    planned = plan_export(dataset, target, asked)
+    if plan:
+        output.result(planned, lambda: _plan_text(planned))
+        return
+    total = None if planned["finished"] else _payload_bytes(dataset, planned["sources"])
+    with output.progress(f"export {asked.format}", total, "bytes") as progress:
+        made = export_dataset(dataset, target, asked, progress.advance)
+    output.result(made, lambda: _export_text(made))
+
+
+def _payload_bytes(dataset: Path, sources: list[str]) -> int:
+    from .interop.request import shard_rows
+    from .shards.dataset import open_dataset
+
+    opened = open_dataset(dataset)
+    return sum(int(opened.shards_R["size_bytes"][row]) for name in sources for row in shard_rows(opened, name))
+
+
+def _plan_text(planned: dict[str, Any]) -> str:
+    lines = [f"{planned['output']}: {'finished already' if planned['finished'] else 'would be written'}"]
+    for file in planned["files"][:_SHOWN_FILES]:
+        size = "compressed" if file["size_bytes"] is None else f"{file['size_bytes']:,}"
+        lines.append(f"  {size:>18}  {file['name']}")
+    if len(planned["files"]) > _SHOWN_FILES:
+        lines.append(f"  and {len(planned['files']) - _SHOWN_FILES} more (--json lists all)")
+    unknown = sum(file["size_bytes"] is None for file in planned["files"])
+    lines.append(f"  {planned['size_bytes']:,} bytes in {len(planned['files']) - unknown} files")
+    if unknown:
+        lines.append(f"  {unknown} files whose size compression decides")
+    return "\n".join(lines)
+
+
+def _export_text(made: dict[str, Any]) -> str:
+    state = "written" if made["written"] else "finished already"
+    size_bytes = sum(file["size_bytes"] for file in made["files"])
+    return (
+        f"{made['output']}: {state}, {len(made['files'])} files, {size_bytes:,} bytes,"
+        f" {made['totals']['num_tokens']:,} tokens of {made['totals']['num_documents']:,} documents\n"
+        f"  dataset {made['dataset']}\n"
+        f"  read it with {made['read_with']}"
+    )
+
+
+@click.command()
+@click.argument("left", metavar="A", type=click.Path(path_type=Path))
+@click.argument("right", metavar="B", type=click.Path(path_type=Path))
+@click.option("--examples", type=click.IntRange(min=0), default=5, show_default=True, help="Documents shown of a kind.")
+@output_options
+def diff(output: Output, left: Path, right: Path, examples: int) -> None:
+    """What differs between two Datasets, or two runs, A and B.
+
+    Exit codes as of diff(1): 0 the same, 1 different (2 usage, 3 damage, as everywhere).
+    """
+    from .diff import compare, to_text
+
+    value = compare(left, right, examples)
+    output.result(value, lambda: to_text(value))
+    if not value["same"]:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("name", required=False)
+@output_options
+def schema(output: Output, name: str | None) -> None:
+    """JSON Schema of configuration files and manifests, and the layout of every table on disk.
+
+    Without NAME, the names. An editor checks a configuration by a first line
+    `# yaml-language-server: $schema=build.schema.json` after `tokenreel schema build > build.schema.json`.
+    """
+    from .schema import SCHEMAS, schema_named
+
+    if name is None:
+        lines = {key: entry.what for key, entry in SCHEMAS.items()}
+        output.result({"schemas": lines}, "\n".join(f"{key:12} {what}" for key, what in lines.items()))
+        return
+    value = schema_named(name)
+    output.result(value, json.dumps(value, indent=2, ensure_ascii=False))

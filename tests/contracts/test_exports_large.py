@@ -1,0 +1,95 @@
+"""Exports beyond 4 GiB and 2^32 tokens, on sparse files: 64-bit pointers and ends, read back by the stacks' readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.megatron import megatron_classes
+
+from loader.interop.datatrove import metadata_text, write_documents
+from loader.interop.megatron import encode_idx
+from loader.interop.walk import DocumentPart
+
+
+def sparse_or_skip(path: Path, size_bytes: int) -> None:
+    """Make ``path`` a file of that size without filling the disk."""
+    with open(path, "ab") as file:
+        file.truncate(size_bytes)
+    if path.stat().st_blocks * 512 > size_bytes // 2:
+        path.unlink()
+        pytest.skip("the file system holds no sparse files")
+
+
+def test_megatron_pointers_beyond_4_gib(tmp_path: Path) -> None:
+    size_bytes = 9 << 30
+    path = tmp_path / "big.bin"
+    sparse_or_skip(path, size_bytes)
+    places = [4096, (1 << 32) - 6, (1 << 32) + 10, size_bytes - 8]
+    tokens = np.arange(1, 17, dtype=np.uint16).reshape(4, 4)
+    with open(path, "r+b") as file:
+        for place, row in zip(places, tokens, strict=True):
+            file.seek(place)
+            file.write(row.tobytes())
+    borders = np.array([0, 1, 4], np.int64)
+    pieces = encode_idx(np.full(4, 4, np.int32), np.array(places, np.int64), borders, 2)
+    (tmp_path / "big.idx").write_bytes(b"".join(pieces))
+    for reader in megatron_classes():
+        view = reader(str(tmp_path / "big"))
+        assert [view[i].tolist() for i in range(4)] == tokens.tolist()
+        assert view.document_indices.tolist() == [0, 1, 4]
+        del view
+    path.unlink()
+
+
+class SparseFile:
+    """A file whose long writes, which here are zeros, are holes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes | memoryview) -> None:
+        if len(data) >= 1 << 20:
+            self.file.seek(len(data), 1)
+        else:
+            self.file.write(data)
+
+
+def test_datatrove_files_beyond_4_gib_and_2_32_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from datatrove.utils.dataset import DatatroveFileDataset
+
+    zeros = np.zeros(1 << 26, np.uint16)
+    short = np.arange(1, 8, dtype=np.uint16)
+    table: Any = None
+    no_rows = np.zeros(0, np.int64)
+    documents = ([short], [zeros] * 65, [short, short[::-1].copy()])
+    parts = [DocumentPart(number, 0, table, no_rows, pieces) for number, pieces in enumerate(documents)]
+    path = tmp_path / "web.ds"
+    sparse_or_skip(path, 1 << 33)
+    with open(path, "r+b") as tokens, open(tmp_path / "web.ds.index", "wb") as ends:
+        total = write_documents(SparseFile(tokens), ends, parts, 0)
+        tokens.truncate()
+    assert total == 7 + (65 << 26) + 14 > 1 << 32
+    assert path.stat().st_size == 2 * total
+    assert np.fromfile(tmp_path / "web.ds.index", "<u8").tolist() == [7, 7 + (65 << 26), total]
+    dataset = DatatroveFileDataset(str(path), 6, return_positions=True)
+    last = dataset[len(dataset) - 1]
+    start = (len(dataset) - 1) * 7
+    assert start > 1 << 32
+    tail = [*[0] * 7, *short.tolist(), *short[::-1].tolist()]
+    place = start - (total - len(tail))
+    assert last["input_ids"].tolist() == tail[place : place + 7]
+    ends_inside = total - 14 - start
+    wanted = [i if i < ends_inside or ends_inside < 0 else i - ends_inside for i in range(7)]
+    assert last["positions"].tolist() == wanted
+    path.unlink()
+
+
+def test_the_metadata_line_is_datatroves_own() -> None:
+    humanize = pytest.importorskip("humanize")
+    for value in (0, 1, 12, 999, 1000, 9994, 9999, 12_345, 999_499, 999_999, 123_456_789, 10**12, 3 * 10**13 + 5):
+        wanted = f"llama-tok|4\n{value}\n{humanize.metric(value, unit='T')}"
+        assert metadata_text("llama|tok", 4, value) == wanted
