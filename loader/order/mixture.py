@@ -18,6 +18,7 @@ Legend: N positions, S sources, D leaves, R stages, U blocks, P the 256 position
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,9 @@ __all__ = ["Mixture", "MixtureStage", "compile_mixture"]
 
 _Ints = NDArray[np.int64]
 _BLOCKS_AT_ONCE = 1024
-_KEPT_RUN = 2
-_KEPT_RUNS = 64
+_BLOCKS_AHEAD = 16
+_NEAR_BLOCKS = 4
+_KEPT_RUNS = 16
 _BLOCK_BITS = BLOCK.bit_length() - 1
 _NUM_SHUFFLES = 64
 _TABLE_MASK = _NUM_SHUFFLES * BLOCK - 1
@@ -61,7 +63,8 @@ class Mixture:
         self._leaf_of_S[self._source_of_D] = np.arange(len(self.sources))
         self._start_R = np.array([stage.start for stage in stages], np.int64)
         self._trees: list[Tree] = []
-        self._kept: dict[tuple[int, int], tuple[NDArray[np.int32], _Ints]] = {}
+        self._kept: tuple[_Run, ...] = ()
+        self._asked_stop = -_NEAR_BLOCKS - 2
         self._base_RD = np.zeros((len(stages), 1 << (len(self.sources) - 1).bit_length()), np.int64)
         self._compile(leaf_names)
 
@@ -91,7 +94,7 @@ class Mixture:
             return np.zeros(len(positions_N), np.int32), positions_N.copy()
         if _is_run(positions_N):
             first = int(positions_N[0]) >> _BLOCK_BITS
-            source_UP, rank_UP = self._blocks(first, np.arange(first, (int(positions_N[-1]) >> _BLOCK_BITS) + 1))
+            source_UP, rank_UP = self._blocks(first, (int(positions_N[-1]) >> _BLOCK_BITS) + 1)
             start = int(positions_N[0]) - (first << _BLOCK_BITS)
             inside = slice(start, start + len(positions_N))
             return source_UP.reshape(-1)[inside].copy(), rank_UP.reshape(-1)[inside].copy()
@@ -183,7 +186,7 @@ class Mixture:
         first = int(block_N.min())
         span = int(block_N.max()) - first + 1
         if span <= min(_BLOCKS_AT_ONCE, len(block_N) + 1):  # a run of positions: no sorting
-            yield slice(None), block_N - first, *self._blocks(first, np.arange(first, first + span))
+            yield slice(None), block_N - first, *self._blocks(first, first + span)
             return
         block_U, row_N = np.unique(block_N, return_inverse=True)
         for start in range(0, len(block_U), _BLOCKS_AT_ONCE):
@@ -191,17 +194,24 @@ class Mixture:
             here = np.flatnonzero((row_N >= start) & (row_N < start + len(portion_U)))
             yield here, row_N[here] - start, *self._evaluate(portion_U)
 
-    def _blocks(self, first: int, block_U: _Ints) -> tuple[NDArray[np.int32], _Ints]:
-        """:meth:`_evaluate` on a run of blocks; the last short ones are kept, as small steps ask for one repeatedly."""
-        if len(block_U) > _KEPT_RUN:
-            return self._evaluate(block_U)
-        key = (first, len(block_U))
-        kept = self._kept  # one read; a dictionary is never changed once it is here
-        if key not in kept:
-            newest = dict(list(kept.items())[1 - _KEPT_RUNS :])
-            newest[key] = self._evaluate(block_U)
-            self._kept = kept = newest
-        return kept[key]
+    def _blocks(self, first: int, stop: int) -> tuple[NDArray[np.int32], _Ints]:
+        """:meth:`_evaluate` on a run of blocks.
+
+        Who reads on where the last question ended is told of blocks to come at once: sixteen together cost half as much
+        a position as four, because array operations of a thousand numbers cost as much to start as to do. Short runs
+        are kept, the newest first; each attribute is read once, so threads only ever repeat work.
+        """
+        for run in self._kept:
+            if run.first <= first and stop <= run.first + len(run.rank_UP):
+                inside = slice(first - run.first, stop - run.first)
+                return run.source_UP[inside], run.rank_UP[inside]
+        reads_on = -1 <= first - self._asked_stop <= _NEAR_BLOCKS
+        self._asked_stop = stop
+        end = max(stop, min(first + _BLOCKS_AHEAD, POSITION_LIMIT >> _BLOCK_BITS)) if reads_on else stop
+        source_UP, rank_UP = self._evaluate(np.arange(first, end))
+        if end - first <= _BLOCKS_AHEAD:
+            self._kept = (_Run(first, source_UP, rank_UP), *self._kept[: _KEPT_RUNS - 1])
+        return source_UP[: stop - first], rank_UP[: stop - first]
 
     def _evaluate(self, block_U: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """source_UP and rank_UP of whole blocks."""
@@ -219,6 +229,15 @@ class Mixture:
         rank_at_M = np.empty_like(rank_M)
         rank_at_M[leaf_at_UP.argsort(axis=None, kind="stable")] = rank_M[leaf_UP.argsort(axis=None, kind="stable")]
         return source_UP, rank_at_M.reshape(source_UP.shape)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Evaluated blocks, from ``first`` on."""
+
+    first: int
+    source_UP: NDArray[np.int32]
+    rank_UP: _Ints
 
 
 class _BlockShuffle:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .permute import CELL_LIMIT, Cells, keyed_cells, mix64, permute, unpermute
+from .rows import RowIndex
 
 __all__ = ["EpochTables", "ShardLayout", "build_tables", "join_tables", "shard_layout"]
 
@@ -71,10 +73,18 @@ class EpochTables:
     shard_cells: Cells
     slice_of_SJ: _Ints
 
+    @cached_property
+    def _windows(self) -> RowIndex:
+        return RowIndex.build(self.window_start_W)
+
+    @cached_property
+    def _slices(self) -> RowIndex:
+        return RowIndex.build(self.slice_start_Q)
+
     def samples_at(self, index_N: _Ints) -> tuple[_Ints, _Ints]:
         """(epoch_N, sample_N): epoch and source sample number at each index."""
         window_N, shuffled_N = self._inside_windows(index_N, inverse=False)
-        slice_N = np.searchsorted(self.slice_start_Q, shuffled_N, "right") - 1
+        slice_N = self._slices.rows_of(shuffled_N)
         shuffled_N += self.slice_shift_Q[slice_N]
         shard_N = self.slice_shard_Q[slice_N]
         sample_N = permute(shuffled_N, self.shard_cells.at(shard_N))
@@ -91,7 +101,7 @@ class EpochTables:
         return self._inside_windows(shuffled_N - self.slice_shift_Q[slice_N], inverse=True)[1]
 
     def _inside_windows(self, index_N: _Ints, *, inverse: bool) -> tuple[_Ints, _Ints]:
-        window_N = np.searchsorted(self.window_start_W, index_N, "right") - 1
+        window_N = self._windows.rows_of(index_N)
         start_N = self.window_start_W[window_N]
         cells = self.window_cells.at(window_N)
         moved_N = (unpermute if inverse else permute)(index_N - start_N, cells)
