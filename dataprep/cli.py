@@ -20,7 +20,7 @@ def decontaminate(options: CommonOptions, config: Path) -> None:
     from .run import describe_plan, prepare, run_until
     from .screen_report import screen_report
 
-    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan, output=options.output)
     screened = prepared.pipeline.screened()
     if options.plan:
         options.output.result(*describe_plan(prepared, screened))
@@ -38,7 +38,7 @@ def dedup(options: CommonOptions, config: Path) -> None:
     from .pipeline import locked
     from .run import describe_plan, prepare, run_until
 
-    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan, output=options.output)
     pipeline = prepared.pipeline
     if options.plan:
         options.output.result(*describe_plan(prepared, pipeline.deduplicated))
@@ -70,7 +70,7 @@ def mix(options: CommonOptions, config: Path) -> None:
     from .pipeline import locked
     from .run import describe_plan, mix_text, prepare, run_until
 
-    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan, output=options.output)
     if options.plan:
         options.output.result(*describe_plan(prepared, "mix"))
         return
@@ -89,7 +89,7 @@ def build(options: CommonOptions, config: Path) -> None:
     """Build the Dataset of CONFIG, and its validation Dataset beside it; finished stages are not run again."""
     from .run import describe_plan, finished_build, lacks_index, prepare, run_build
 
-    prepared = prepare(config, options.all_overrides(), read_only=options.plan)
+    prepared = prepare(config, options.all_overrides(), read_only=options.plan, output=options.output)
     if options.plan:
         built = finished_build(prepared)
         done = built and not lacks_index(prepared)

@@ -244,7 +244,7 @@ def semantic_of(config: BuildConfig) -> dict[str, Any]:
     for name in config.sources:
         source = to_plain(config.sources[name])
         assert isinstance(source, dict)
-        for key in ("root", "file_list"):
+        for key in ("root", "files", "file_list"):  # files.txt says which files there were
             del source[key]
         sources.append({"name": name, **source})
     return {**plain, "sources": sources}

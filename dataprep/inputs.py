@@ -1,37 +1,82 @@
-"""From a configuration to its input files: roots resolved, patterns expanded, every mistake named."""
+"""From a configuration to its input files: roots resolved, patterns and lists expanded, remote files mirrored, every
+mistake named.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from loader.cli_options import Output
 from loader.errors import ConfigError
+from loader.text.store import open_store
+from loader.text.store_failures import Transfer
 
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile
 from .format_patterns import DEFAULT_PATTERNS
+from .input_names import name_problem, read_file_list
 from .job import Job
+from .pipeline import locked
 from .places import config_paths, index_output, split_outputs
+from .remote.listing import find_objects, look_up
+from .remote.mirror import RemoteInput, fetch_all, mirrored, to_fetch
 from .stages import hash_inputs
 
-__all__ = ["check_names", "find_inputs", "load_job"]
+__all__ = ["FoundInputs", "check_names", "find_inputs", "load_job", "locate_inputs"]
+
+_HASH_UNKNOWN = ""
 
 
-def load_job(config: BuildConfig, base: Path, cache_path: Path | None) -> Job:
-    """Find and hash all input files.
+@dataclass(frozen=True)
+class FoundInputs:
+    """All input files of a job.
+
+    Attributes:
+        inputs: as the readers take them, in their order.
+        remote: those that come from a store, by their place in ``inputs``.
+    """
+
+    inputs: tuple[InputFile, ...]
+    remote: Mapping[int, RemoteInput]
+
+
+def load_job(
+    config: BuildConfig,
+    base: Path,
+    cache_path: Path | None,
+    *,
+    output: Output | None = None,
+    read_only: bool = False,
+) -> Job:
+    """Find all input files, fetch remote ones into the mirror, hash them.
 
     Args:
         config: the configuration.
         base: the folder of its file; roots are relative to it.
-        cache_path: where hashes are noted for the next time; None writes nothing.
+        cache_path: where hashes are noted for the next time; None for nowhere.
+        output: where progress is shown; silent without.
+        read_only: fetch and write nothing: a remote file that the mirror lacks has an empty hash in ``Job.raw``.
 
     Raises:
-        ConfigError: a root does not exist, or a source has no file.
+        ConfigError: a root does not exist, a source has no file, or a store cannot be opened.
+        JobError, RefusedError: a remote file cannot be had.
     """
-    inputs = find_inputs(config, base)
-    raw = hash_inputs([(file.source, file.path, file.location) for file in inputs], cache_path)
-    return Job(config, inputs, raw, base)
+    found = locate_inputs(config, base)
+    rehash = config.run.rehash
+    lacking, notes = to_fetch(found.remote.values(), rehash=rehash)
+    if read_only:
+        notes |= {os.path.abspath(r.location): (r.file.size_bytes, 0, _HASH_UNKNOWN) for r in lacking}
+    elif lacking:
+        with locked(config_paths(config, base)[1]):
+            # Once more: another job in this folder may have fetched them while this one waited for the listing.
+            lacking, notes = to_fetch(found.remote.values(), rehash=rehash)
+            notes |= fetch_all(lacking, output or Output(quiet=True), Transfer())
+    files = [(file.source, file.path, file.location) for file in found.inputs]
+    raw = hash_inputs(files, cache_path, notes, rehash=rehash, write=not read_only)
+    return Job(config, found.inputs, raw, base)
 
 
 def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
@@ -41,15 +86,26 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
         ConfigError: see ``load_job``; a file name that is no plain Unicode; a match that is neither file nor folder
             (a link to nothing); a file that this job writes itself.
     """
+    return locate_inputs(config, base).inputs
+
+
+def locate_inputs(config: BuildConfig, base: Path) -> FoundInputs:
+    """``find_inputs``, and what of it has to be fetched; stores are listed, nothing is fetched."""
     rank = {name: place for place, name in enumerate(source_priority(config))}
     output, work, _ = config_paths(config, base)
     own = (*split_outputs(output), index_output(output), work)
-    inputs = []
+    inputs: list[InputFile] = []
+    remote: dict[int, RemoteInput] = {}
     for name, source in config.sources.items():
-        root = base / source.root
+        _check_format(name, source)
         opt_out = [m for name in source.opt_out for m in (config.dedup.methods if name == "dedup" else (name,))]
-        for relative in _relative_paths(name, source, root):
-            _check_not_own(name, root / relative, own)
+        for place in _places(name, source, base, work):
+            if isinstance(place, RemoteInput):
+                remote[len(inputs)] = place
+                root, relative = place.root, place.file.path
+            else:
+                root, relative = base / source.root, place
+                _check_not_own(name, root / relative, own)
             inputs.append(
                 InputFile(
                     name,
@@ -63,7 +119,7 @@ def find_inputs(config: BuildConfig, base: Path) -> tuple[InputFile, ...]:
                     quality_field=source.quality,
                 )
             )
-    return tuple(inputs)
+    return FoundInputs(tuple(inputs), remote)
 
 
 def _check_not_own(name: str, path: Path, own: Sequence[Path]) -> None:
@@ -98,7 +154,34 @@ def check_names(config: BuildConfig) -> None:
         check_steps(config.quality)
 
 
-def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
+def _check_format(name: str, source: SourceConfig) -> None:
+    if source.format not in DEFAULT_PATTERNS:
+        expected = f"one of {', '.join(sorted(DEFAULT_PATTERNS))}"
+        raise ConfigError("TR-CONFIG-NAME", f"there is no {source.format!r}", f"sources.{name}.format", expected)
+
+
+def _places(name: str, source: SourceConfig, base: Path, work: Path) -> Sequence[str | RemoteInput]:
+    """The files of one source by relative path: names below a local root, objects of a store."""
+    named = list(source.files)
+    if source.file_list is not None:
+        named = read_file_list(base / source.file_list, name)
+    if not source.is_remote:
+        return _local_names(name, source, base / source.root, named)
+    transfer = Transfer()
+    store = open_store(source.root, transfer)
+    if named:
+        files = look_up(store, sorted(named), transfer)
+    else:
+        patterns = source.paths or DEFAULT_PATTERNS[source.format]
+        files = find_objects(store, patterns, transfer)
+        if not files:
+            raise _no_match(name, patterns, store.url)
+    for file in files:
+        _check_name(name, file.path, f"{store.url}/{file.path}")
+    return [mirrored(work, store, file) for file in files]
+
+
+def _local_names(name: str, source: SourceConfig, root: Path, named: Sequence[str]) -> list[str]:
     if not root.is_dir():
         raise ConfigError(
             "TR-SOURCE-ROOT",
@@ -107,25 +190,31 @@ def _relative_paths(name: str, source: SourceConfig, root: Path) -> list[str]:
             "a folder, relative to the folder of the configuration file",
             f"ls {root.parent}",
         )
-    if source.format not in DEFAULT_PATTERNS:
-        expected = f"one of {', '.join(sorted(DEFAULT_PATTERNS))}"
-        raise ConfigError("TR-CONFIG-NAME", f"there is no {source.format!r}", f"sources.{name}.format", expected)
-    patterns = source.paths or DEFAULT_PATTERNS[source.format]
-    found = {path for pattern in patterns for path in root.glob(pattern) if not path.is_dir()}
-    if not found:
-        raise ConfigError(
-            "TR-SOURCE-EMPTY",
-            f"source {name!r}: no file matches {', '.join(patterns)}",
-            str(root),
-            "at least one file",
-            f"ls {root}",
-        )
-    relative = sorted(path.relative_to(root).as_posix() for path in found)
+    relative = sorted(named)
+    if not named:
+        patterns = source.paths or DEFAULT_PATTERNS[source.format]
+        found = {path for pattern in patterns for path in root.glob(pattern) if not path.is_dir()}
+        if not found:
+            raise _no_match(name, patterns, str(root))
+        relative = sorted(path.relative_to(root).as_posix() for path in found)
     for path in relative:
-        if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in path):
-            message = f"source {name!r}: a file name holds control characters or is not UTF-8"
-            raise ConfigError("TR-SOURCE-NAME", message, repr(str(root / path)), "a plain name")
+        _check_name(name, path, str(root / path))
         if not (root / path).is_file():
-            message = f"source {name!r}: no file, though its name matches (a link to nothing, a pipe, a device)"
+            what = "no file, though its name matches (a link to nothing, a pipe, a device)"
+            if named and not os.path.lexists(root / path):
+                what = "no such file, though it is named"
+            message = f"source {name!r}: {what}"
             raise ConfigError("TR-SOURCE-FILE", message, str(root / path), "a regular file", f"ls -l {root / path}")
     return relative
+
+
+def _no_match(name: str, patterns: Sequence[str], root: str) -> ConfigError:
+    message = f"source {name!r}: no file matches {', '.join(patterns)}"
+    return ConfigError("TR-SOURCE-EMPTY", message, root, "at least one file", None if "://" in root else f"ls {root}")
+
+
+def _check_name(name: str, path: str, place: str) -> None:
+    problem = name_problem(path)
+    if problem is not None:
+        message = f"source {name!r}: a file name {problem}"
+        raise ConfigError("TR-SOURCE-NAME", message, repr(place), "a plain name")

@@ -25,6 +25,7 @@ from loader.errors import RefusedError
 from loader.files import TEMPORARY_PREFIX, fsync_folder, remove_stale_temporaries, write_atomic
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
 from loader.shards.manifest import InputFile
+from loader.text.store import is_url
 from loader.text.tokenizers import load_tokenizer
 
 from .account import Written
@@ -146,8 +147,8 @@ def _finish(
 
 
 def _root(root: str, base: Path, output: Path) -> str:
-    """A source's root as job.json remembers it: relative to the Dataset, or absolute if it was given so."""
-    return root if os.path.isabs(root) else os.path.relpath(base / root, output)
+    """A source's root as job.json remembers it: relative to the Dataset, or absolute or a URL if it was given so."""
+    return root if os.path.isabs(root) or is_url(root) else os.path.relpath(base / root, output)
 
 
 def _write_tables(pipeline: Pipeline, folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from .inputs import check_names, load_job
 from .job import Job
 from .pipeline import Pipeline, locked, plan_pipeline
 from .places import SPLITS, config_paths, existing_build, find_index, index_output, split_outputs
-from .stages import Stage
+from .stages import RawFile, Stage
 
 __all__ = [
     "Prepared",
@@ -48,26 +48,34 @@ class Prepared:
     pipeline: Pipeline
     timings: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def to_fetch(self) -> tuple[RawFile, ...]:
+        """Remote inputs that are not here yet: until they are, their hashes and so all digests are unknown. Empty but
+        for a read-only job."""
+        return tuple(raw for raw in self.pipeline.job.raw if not raw.digest)
 
-def prepare(path: Path, overrides: Sequence[str], *, read_only: bool) -> Prepared:
-    """Read the configuration, find and hash the inputs, plan the stages.
+
+def prepare(path: Path, overrides: Sequence[str], *, read_only: bool, output: Output | None = None) -> Prepared:
+    """Read the configuration, find the inputs, fetch remote ones, hash them, plan the stages.
 
     Args:
         path: the YAML file.
         overrides: ``a.b=c``.
-        read_only: write nothing, not even the notes of input hashes.
+        read_only: fetch and write nothing, not even the notes of input hashes; see ``Prepared.to_fetch``.
+        output: where the progress of fetching is shown.
 
     Raises:
         ConfigError: the configuration or an input is wrong.
+        JobError, RefusedError: a remote input cannot be had.
     """
     config = load_config(path, BuildConfig, overrides).config
     base = path.resolve().parent
-    output, work, model = config_paths(config, base)
+    place, work, model = config_paths(config, base)
     check_engine(config.run.engine)
     if not read_only:
         work.mkdir(parents=True, exist_ok=True)
-    job = load_job(config, base, None if read_only else work / "inputs.json")
-    return Prepared(base, output, plan_pipeline(job, work, model))
+    job = load_job(config, base, work / "inputs.json", output=output, read_only=read_only)
+    return Prepared(base, place, plan_pipeline(job, work, model))
 
 
 def _check_job(job: Job) -> None:
@@ -81,41 +89,55 @@ def _check_job(job: Job) -> None:
 
 
 def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> tuple[dict[str, Any], str]:
-    """What would be done, as JSON and as text; nothing is written. ``finished``: no stage runs again."""
+    """What would be done, as JSON and as text; nothing is written. ``finished``: no stage runs again.
+
+    While remote files are still to fetch, digests and folders are null: they depend on bytes that nobody has seen.
+    """
     pipeline = prepared.pipeline
     config = pipeline.job.config
     _check_job(pipeline.job)
-    sources = {name: {"files": 0, "size_bytes": 0} for name in config.sources}
+    sources = {name: {"files": 0, "size_bytes": 0, "to_fetch_bytes": 0} for name in config.sources}
     for raw in pipeline.job.raw:
         sources[raw.source]["files"] += 1
         sources[raw.source]["size_bytes"] += raw.size_bytes
+    to_fetch = prepared.to_fetch
+    fetch_bytes = sum(raw.size_bytes for raw in to_fetch)
+    for raw in to_fetch:
+        sources[raw.source]["to_fetch_bytes"] += raw.size_bytes
     stages = [
         {
             "stage": stage.name,
             "tasks": stage.num_tasks,
             "to_run": 0 if finished else len(stage.incomplete_ranks()),
-            "digest": stage.digest,
-            "folder": str(stage.folder),
+            "digest": None if to_fetch else stage.digest,
+            "folder": None if to_fetch else str(stage.folder),
         }
         for stage in pipeline.until(last)
     ]
     plan = {
-        "digest": pipeline.digest,
+        "digest": None if to_fetch else pipeline.digest,
         "output": str(prepared.output),
         "work": str(pipeline.work),
+        "to_fetch": {"files": len(to_fetch), "size_bytes": fetch_bytes},
         "sources": sources,
         "removal_probability": removal_rows(config.dedup),
         "stages": stages,
     }
     width = max(len(name) for name in sources)
-    lines = [f"output  {prepared.output}", f"work    {pipeline.work}", f"digest  {pipeline.digest}", "", "sources"]
+    digest = "not known before the remote files are fetched" if to_fetch else pipeline.digest
+    lines = [f"output  {prepared.output}", f"work    {pipeline.work}", f"digest  {digest}"]
+    if to_fetch:
+        lines.append(f"fetch   {len(to_fetch):,} files  {fetch_bytes:,} bytes, into the work folder")
+    lines += ["", "sources"]
     lines += [
         f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
     ]
     if any(stage["stage"] == "decide" for stage in stages):
         lines += ["", removal_text(config.dedup)]
     lines += ["", "stages"]
-    lines += [f"  {s['stage']:<13} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest']}" for s in stages]
+    lines += [
+        f"  {s['stage']:<13} {s['tasks']:>6} tasks  {s['to_run']:>6} to run  {s['digest'] or '?'}" for s in stages
+    ]
     return plan, "\n".join(lines)
 
 
@@ -158,6 +180,8 @@ def finished_build(prepared: Prepared) -> bool:
     Raises:
         RefusedError: the output is another Dataset, or something else.
     """
+    if prepared.to_fetch:
+        return False  # nobody knows yet whether it is
     places = split_outputs(prepared.output)
     found = [existing_build(place) for place in places]
     for place, digest in zip(places, found, strict=True):

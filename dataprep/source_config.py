@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loader.text.store import is_url
+from loader.text.store_failures import url_problem
+
 from .config_problems import raise_problems
+from .input_names import duplicate_names, name_problem
 
 __all__ = ["SourceConfig"]
 
@@ -14,12 +18,18 @@ class SourceConfig:
     """A named set of input files: those that ``paths`` match, or those that ``files`` or ``file_list`` name.
 
     Attributes:
-        root: folder of the files, relative to the folder of the configuration file; or the URL of one in an object
-            store, such as ``s3://bucket/crawl``.
+        root: folder of the files, relative to the folder of the configuration file; or a URL: ``s3://bucket/crawl``,
+            ``gs://``, ``az://``, ``https://`` (which lists nothing: name its files), or any other scheme whose fsspec
+            file system is installed, such as ``hf://datasets/...``. Remote files are fetched into the work folder
+            first. Credentials are never written here: the usual variables (``AWS_ACCESS_KEY_ID``,
+            ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL`` for another server
+            than Amazon's, also a local one over plain HTTP, ``AWS_SKIP_SIGNATURE=true`` for public buckets;
+            ``GOOGLE_...``, ``AZURE_...``) or an AWS profile are read.
         paths: glob patterns relative to ``root``; ``**`` crosses folders, but no links to folders: name those. A
             source that matches nothing is an error. Empty = the patterns of the format.
-        files: the files one by one instead, relative to ``root``.
-        file_list: or a text file with one of them a line, relative to the folder of the configuration file.
+        files: the files one by one instead, relative to ``root``, in any order.
+        file_list: or a text file with one of them a line, relative to the folder of the configuration file. Blank
+            lines and lines that start with ``#`` are passed over.
         format: a key of ``dataprep.formats.FORMATS``.
         text: the field that holds the document's text.
         rank: priority among sources in deduplication, lower wins; ``null`` = place in the file.
@@ -44,10 +54,15 @@ class SourceConfig:
         problems = []
         if sum((bool(self.paths), bool(self.files), self.file_list is not None)) > 1:
             problems.append("paths: one of paths, files, file_list")
-        for key, names in (("paths", self.paths), ("files", self.files)):
-            for name in names:
-                if not name or name.startswith("/") or ".." in name.split("/"):
-                    problems.append(f"{key}: {name!r} must stay below root")
+        for pattern in self.paths:
+            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+                problems.append(f"paths: {pattern!r} must stay below root")
+        problems += [f"files: {name!r} {problem}" for name in self.files if (problem := name_problem(name))]
+        problems += [f"files: {name!r} stands there twice" for name in duplicate_names(self.files)]
+        if self.is_remote and (problem := url_problem(self.root)):
+            problems.append(f"root: {problem}")
+        if self.file_list is not None and not (self.file_list and self.file_list.isprintable()):
+            problems.append("file_list: a text file with one file a line")
         for pattern in self.paths:
             if any("**" in part and part != "**" for part in pattern.split("/")):
                 problems.append(f"paths: {pattern!r}: ** stands between slashes alone")
@@ -56,4 +71,4 @@ class SourceConfig:
     @property
     def is_remote(self) -> bool:
         """Whether ``root`` is a URL."""
-        return "://" in self.root
+        return is_url(self.root)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
 
 __all__ = [
+    "HashNote",
     "RawFile",
     "Stage",
     "check_unchanged",
@@ -45,6 +47,11 @@ __all__ = [
 
 STAGE_FILE = "stage.json"
 ERRORS_FOLDER = "errors"
+_SETTLED_NS = 2_000_000_000
+_SAVE_EVERY_S = 60.0
+
+HashNote = tuple[int, int, str]
+"""Size in bytes, time of change in ns and xxh3-128 of a file."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class RawFile:
         relative: path below the source's root, with ``/``.
         path: where it lies on this machine.
         size_bytes, mtime_ns: checked again before and after every later read.
-        digest: xxh3-128 of its bytes, 32 hex digits.
+        digest: xxh3-128 of its bytes, 32 hex digits; "" for a remote file that is not fetched yet, in plans alone.
     """
 
     source: str
@@ -194,31 +201,75 @@ def check_unchanged(inputs: Iterable[RawFile]) -> None:
             )
 
 
-def hash_inputs(files: Sequence[tuple[str, str, Path]], cache_path: Path | None) -> tuple[RawFile, ...]:
-    """Stat and hash raw inputs (source, relative path, path); an unchanged size and mtime takes the hash noted at
-    first read.
+def hash_inputs(
+    files: Sequence[tuple[str, str, Path]],
+    cache_path: Path | None,
+    fetched: Mapping[str, HashNote] | None = None,
+    *,
+    rehash: bool = False,
+    write: bool = True,
+) -> tuple[RawFile, ...]:
+    """Stat and hash raw inputs; an unchanged size and mtime takes the hash noted at first read.
+
+    Args:
+        files: source, relative path, path of each.
+        cache_path: where hashes are noted; None: nowhere. Long hashing is noted as it goes, for a killed run.
+        fetched: what is known already, by absolute path: files that were hashed while they were fetched.
+        rehash: trust no note in ``cache_path``: an edit that kept size and mtime shows.
+        write: whether ``cache_path`` is written too.
 
     Raises:
         RefusedError: a file changed while it was hashed.
         JobError: a file cannot be read.
     """
-    known = read_json(cache_path) if cache_path is not None and cache_path.exists() else {}
+    noted = _HashNotes(cache_path, write, rehash)
     inputs = []
     for index, (source, relative, path) in enumerate(files):
         try:
-            status = path.stat()
-            key = os.path.abspath(path)
-            noted = known.get(key)
-            if noted is None or noted[:2] != [status.st_size, status.st_mtime_ns]:
-                noted = [status.st_size, status.st_mtime_ns, hash_file(path)]
-                known[key] = noted
+            note = (fetched or {}).get(os.path.abspath(path)) or noted.of(path)
         except OSError as error:
             raise JobError("TR-INPUT-UNREADABLE", f"cannot read an input file: {error.strerror}", str(path)) from error
-        inputs.append(RawFile(source, index, relative, str(path), noted[0], noted[1], noted[2]))
-    check_unchanged(inputs)
-    if cache_path is not None:
-        write_atomic(cache_path, canonical_json(known))
+        inputs.append(RawFile(source, index, relative, str(path), *note))
+    check_unchanged(file for file in inputs if file.digest)
+    noted.save()
     return tuple(inputs)
+
+
+class _HashNotes:
+    """Hashes of input files by absolute path, kept in one file.
+
+    A file that was changed within ``_SETTLED_NS`` of being hashed is not noted: on a file system with coarse times a
+    second change could leave the same mtime.
+    """
+
+    def __init__(self, path: Path | None, write: bool, rehash: bool) -> None:
+        self._path = path
+        self._write = write
+        self._known = read_json(path) if path is not None and path.exists() else {}
+        self._trusted = set() if rehash else set(self._known)
+        self._saved_s = time.monotonic()
+
+    def of(self, path: Path) -> HashNote:
+        """Size, mtime and hash of a file, read again only if it is not noted as it is now."""
+        key = os.path.abspath(path)
+        status = path.stat()
+        known = self._known.get(key)
+        if known is not None and key in self._trusted and known[:2] == [status.st_size, status.st_mtime_ns]:
+            return status.st_size, status.st_mtime_ns, str(known[2])
+        started_ns = time.time_ns()
+        digest = hash_file(path)
+        self._known.pop(key, None)
+        if started_ns - status.st_mtime_ns > _SETTLED_NS:
+            self._known[key] = [status.st_size, status.st_mtime_ns, digest]
+        if time.monotonic() - self._saved_s > _SAVE_EVERY_S:
+            self.save()
+        return status.st_size, status.st_mtime_ns, digest
+
+    def save(self) -> None:
+        """Write the notes, where they are kept."""
+        if self._path is not None and self._write:
+            write_atomic(self._path, canonical_json(self._known))
+        self._saved_s = time.monotonic()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from .errors import ConfigError
 from .lookup import segments_json
 from .stream.batch import BatchSegments, read_segments
 from .text.records import RecordPlace
-from .text.roots import TextSource
+from .text.roots import Root, TextSource
 
 if TYPE_CHECKING:
     from .run_view import RunView
@@ -42,7 +41,7 @@ class _Record:
 class SegmentTexts:
     """Texts of documents, each input file read in one pass for all that is asked of it."""
 
-    def __init__(self, datasets: Iterable[Dataset], roots: Mapping[str, Path]) -> None:
+    def __init__(self, datasets: Iterable[Dataset], roots: Mapping[str, Root]) -> None:
         """``roots``: see ``text.roots``."""
         self._readers = [TextSource(dataset, roots) for dataset in datasets]
 

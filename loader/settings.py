@@ -24,11 +24,13 @@ from .yaml_tree import Node, apply_override, parse_yaml
 __all__ = [
     "MAX_FILE_BYTES",
     "Loaded",
+    "StoreEnvironment",
     "canonical_json",
     "child_environment",
     "digest_of",
     "load_config",
     "schema_of",
+    "store_environment",
     "to_plain",
 ]
 
@@ -153,3 +155,38 @@ def child_environment(**extra: str) -> dict[str, str]:
         inherited = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
         environment["PYTHONPATH"] = os.pathsep.join([str(root), *(entry for entry in inherited if entry != str(root))])
     return {**environment, **extra}
+
+
+@dataclass(frozen=True)
+class StoreEnvironment:
+    """What the environment says about object stores, beside what their clients read from it themselves.
+
+    Attributes:
+        plain_http: an endpoint without TLS is wanted (``AWS_ENDPOINT_URL=http://...`` or ``AWS_ALLOW_HTTP``).
+        shared_profile: AWS credentials come from a profile, not from variables.
+        secrets: values that must not be shown, longest first.
+    """
+
+    plain_http: bool
+    shared_profile: bool
+    secrets: tuple[str, ...]
+
+
+_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|ACCESS_KEY|API_KEY|ACCOUNT_KEY|CREDENTIAL|SAS_KEY", re.I)
+_SHORTEST_SECRET = 8
+
+
+def store_environment() -> StoreEnvironment:
+    """The environment of object stores as it is now: credentials may be renewed while a job runs."""
+    environment = os.environ
+    endpoints = [environment.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
+    allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on")
+    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    files = [Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")]
+    files += [Path(environment.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")]
+    no_keys = not environment.get("AWS_ACCESS_KEY_ID")
+    return StoreEnvironment(
+        plain_http=allowed or any(endpoint.startswith("http://") for endpoint in endpoints),
+        shared_profile=no_keys and (bool(environment.get("AWS_PROFILE")) or any(file.is_file() for file in files)),
+        secrets=tuple(sorted((s for s in secrets if len(s) >= _SHORTEST_SECRET), key=len, reverse=True)),
+    )

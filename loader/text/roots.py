@@ -1,7 +1,8 @@
-"""Where the input files of a Dataset lie on this machine, and how each is read.
+"""Where the input files of a Dataset lie, and how each is read.
 
 A Dataset names its files relative to their source's root and knows format and text field from its configuration. The
-roots are no part of it: ``job.json`` remembers them relative to the Dataset's folder, and ``--root`` overrides.
+roots are no part of it: ``job.json`` remembers them, folders relative to the Dataset's, URLs as they are, and
+``--root`` overrides.
 """
 
 from __future__ import annotations
@@ -14,23 +15,37 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..shards.access import check_size
 from .records import RecordPlace, read_texts
+from .store import is_url, open_store
+from .store_failures import url_problem
 
 if TYPE_CHECKING:
     from ..shards.dataset import Dataset
+    from .remote_texts import RemoteTexts
 
-__all__ = ["TextSource", "parse_roots"]
+__all__ = ["Root", "TextSource", "parse_roots"]
+
+Root = Path | str
+"""A folder, or a URL."""
 
 
-def parse_roots(options: Sequence[str]) -> dict[str, Path]:
-    """``SOURCE=FOLDER`` or one ``FOLDER`` for all sources (key ``""``), as ``--root`` takes them.
+def parse_roots(options: Sequence[str]) -> dict[str, Root]:
+    """``SOURCE=FOLDER`` or one ``FOLDER`` for all sources (key ``""``), as ``--root`` takes them; a URL is as good as a
+    folder.
 
     Raises:
-        ConfigError: a folder is not there.
+        ConfigError: a folder is not there; a URL is malformed or holds credentials.
     """
-    roots: dict[str, Path] = {}
+    roots: dict[str, Root] = {}
     for option in options:
-        name, found, folder = option.partition("=")
-        source, path = (name, Path(folder)) if found else ("", Path(option))
+        name, found, place = option.partition("=")
+        source, root = (name, place) if found and not is_url(name) else ("", option)
+        if is_url(root):
+            problem = url_problem(root)
+            if problem is not None:
+                raise ConfigError("TR-REMOTE-URL", problem, "--root", "a URL such as s3://bucket/folder")
+            roots[source] = root
+            continue
+        path = Path(root)
         if not path.is_dir():
             raise ConfigError("TR-TEXT-ROOT", f"no folder {path}", f"--root {option}", "the root of the input files")
         roots[source] = path
@@ -40,11 +55,12 @@ def parse_roots(options: Sequence[str]) -> dict[str, Path]:
 class TextSource:
     """Texts of documents of one Dataset by Origin."""
 
-    def __init__(self, dataset: Dataset, roots: Mapping[str, Path]) -> None:
-        """``roots``: source to folder, ``""`` for all; what is missing comes from job.json."""
+    def __init__(self, dataset: Dataset, roots: Mapping[str, Root]) -> None:
+        """``roots``: source to folder or URL, ``""`` for all; what is missing comes from job.json."""
         self._dataset = dataset
         self._settings = _source_settings(dataset.manifest.config)
-        self._roots = {**_remembered_roots(dataset.path), **roots}
+        self._roots: dict[str, Root] = {**_remembered_roots(dataset.path), **roots}
+        self._remote: dict[str, RemoteTexts] = {}
 
     def texts(self, file: int, places: Sequence[RecordPlace]) -> dict[RecordPlace, str]:
         """Texts of records of input file ``file`` (a line of files.txt), read in one pass.
@@ -53,6 +69,7 @@ class TextSource:
             ConfigError: the file cannot be found.
             DamageError: it is not the file that was built: another size, or no such records in it. What was edited in
                 place without changing either is not noticed; the hash in files.txt would tell.
+            JobError: a remote file cannot be had.
         """
         entry = self._dataset.input_files()[file]
         root = self._roots.get(entry.source, self._roots.get(""))
@@ -66,10 +83,19 @@ class TextSource:
             )
         settings = self._settings.get(entry.source, {})
         format_name, text_field = str(settings.get("format", "jsonl")), str(settings.get("text", "text"))
+        if isinstance(root, str):
+            return self._texts_of(root).texts(entry, (format_name, text_field), places)
         path = root / entry.path
         if entry.size_bytes >= 0 and path.is_file():
             check_size(path, path.stat().st_size, entry.size_bytes)
         return read_texts(path, format_name, text_field, places)
+
+    def _texts_of(self, url: str) -> RemoteTexts:
+        if url not in self._remote:
+            from .remote_texts import RemoteTexts
+
+            self._remote[url] = RemoteTexts(open_store(url))
+        return self._remote[url]
 
 
 def _source_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -80,11 +106,11 @@ def _source_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(value["name"]): value for value in sources if isinstance(value, Mapping) and "name" in value}
 
 
-def _remembered_roots(folder: Path) -> dict[str, Path]:
+def _remembered_roots(folder: Path) -> dict[str, Root]:
     """``roots`` of job.json, relative to the Dataset; job.json is covered by no digest, so nothing in it is trusted
     beyond where to look, and an unreadable one says nothing."""
     try:
         roots = json.loads((folder / "job.json").read_bytes()).get("roots", {})
-        return {str(source): folder / str(root) for source, root in roots.items()}
+        return {str(s): str(root) if is_url(str(root)) else folder / str(root) for s, root in roots.items()}
     except (OSError, ValueError, AttributeError):
         return {}
