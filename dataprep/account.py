@@ -19,7 +19,7 @@ from loader.errors import DamageError
 from loader.shards.writer import ShardRecord
 
 from .arrays import load_array
-from .buckets import COUNTS
+from .buckets import COUNTS, PACKING_COUNTS
 from .documents import REMOVED, Status
 from .fates import Fates
 from .mix import SourceMix
@@ -164,6 +164,8 @@ def _finish_source(row: dict[str, Any], mix: SourceMix, written: Written) -> Non
     row["trained_cut_bytes"] = train["cut_bytes"]
     row["trained_tokens"] = train["tokens"]
     row["padding_tokens"] = train["padding"]
+    row["packing"] = {name: train[name] for name in PACKING_COUNTS}
+    row["validation_packing"] = {name: validation[name] for name in PACKING_COUNTS}
     row["validation"] = validation["documents"]
     row["validation_bytes"] = validation["bytes"]
     row["validation_cut_bytes"] = validation["cut_bytes"]

@@ -7,11 +7,26 @@ from pathlib import Path
 
 from .places import SPLITS
 
-__all__ = ["COUNTS", "Bucket", "BuildFolders"]
+__all__ = ["COUNTS", "PACKING_COUNTS", "Bucket", "BuildFolders"]
 
-COUNTS = ("documents", "bytes", "cut_bytes", "tokens", "padding")
-"""What each task of the write stage counts; ``bytes`` of text that was written, ``cut_bytes`` cut from the same
-documents."""
+COUNTS = (
+    "documents",
+    "bytes",
+    "cut_bytes",
+    "tokens",
+    "samples",
+    "segments",
+    "padding",
+    "long_documents",
+    "long_pieces",
+    "fitting_cut",
+)
+"""What each task of the write stage counts: ``bytes`` of text that was written, ``cut_bytes`` cut from the same
+documents; ``segments``, paddings included; ``padding`` in tokens; documents longer than a sample and their pieces, and
+documents that would fit one sample and lie in several (``pack.packing_counts``)."""
+
+PACKING_COUNTS = ("samples", "segments", "padding", "long_documents", "long_pieces", "fitting_cut")
+"""Those of ``COUNTS`` that say what packing did."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Legend: D documents of a window, T tokens of its documents, P pieces, G gaps, S 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +92,15 @@ def window_gaps(
     return Gaps(place_G[order], num_bytes_G[order])
 
 
-def split_at_gaps(pieces: PieceRanges, gaps: Gaps, byte_stop_T: NDArray[np.int64]) -> SegmentColumns:
+def split_at_gaps(
+    pieces: PieceRanges, gaps: Gaps, bytes_before: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> SegmentColumns:
     """The segments of all pieces.
 
     Args:
         pieces: in the order wanted.
         gaps: of the same window.
-        byte_stop_T: int64 of T + 1: bytes of the window's tokens before each token.
+        bytes_before: bytes of the window's tokens before each of some places among them (0 .. T).
     """
     first_P = np.searchsorted(gaps.place_G, pieces.start_P, side="right")
     last_P = np.maximum(np.searchsorted(gaps.place_G, pieces.stop_P, side="left"), first_P)
@@ -111,14 +114,23 @@ def split_at_gaps(pieces: PieceRanges, gaps: Gaps, byte_stop_T: NDArray[np.int64
     stop_S[:-1][inner[1:]] = start_S[1:][inner[1:]]
     missing = np.concatenate([[0], np.cumsum(gaps.num_bytes_G)])
     base_S = pieces.base_P[piece_S]
-    gap_S = missing[np.searchsorted(gaps.place_G, start_S, side="right")]
+    # A piece of BOS or EOS alone has no bytes, and at its place may begin the next document, gap first.
+    empty_S = start_S == stop_S
+    gap_S = missing[
+        np.where(
+            empty_S,
+            np.searchsorted(gaps.place_G, start_S, side="left"),
+            np.searchsorted(gaps.place_G, start_S, side="right"),
+        )
+    ]
     gap_S = gap_S - missing[np.searchsorted(gaps.place_G, base_S, side="left")]
     shift_S = np.where(inner, start_S - pieces.start_P[piece_S] + pieces.begins_P[piece_S], 0)
+    before_S = bytes_before(start_S)
     return SegmentColumns(
         pieces.sample_P[piece_S],
         pieces.token_start_P[piece_S] + shift_S,
         pieces.document_P[piece_S],
         pieces.document_token_start_P[piece_S] + shift_S,
-        byte_stop_T[start_S] - byte_stop_T[base_S] + gap_S,
-        byte_stop_T[stop_S] - byte_stop_T[start_S],
+        before_S - bytes_before(base_S) + gap_S,
+        bytes_before(stop_S) - before_S,
     )

@@ -55,7 +55,7 @@ STAGES: Mapping[str, int] = {
     "tokenize": 2,
     "mix": 2,
     "pack": 1,
-    "write": 2,
+    "write": 3,
 }
 """Stage -> version: raised whenever the same configuration and input would give other output."""
 

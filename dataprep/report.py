@@ -45,7 +45,7 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         Section("Bytes of text", _bytes(sources)),
         *_screens(accounting.get("screens", {})),
         *([Section("Deduplication", _dedup(config["dedup"], accounting["dedup"]))] if "dedup" in accounting else []),
-        Section("Mix", _mix(accounting["mix"])),
+        Section("Mix", _mix(accounting["mix"], accounting.get("mixture", ()))),
         Section("Samples", _samples(config, sources)),
         Section("Tokenizer", [_tokenizer(tokenizer)]),
         Section("Configuration", [Facts(_flat(config))]),
@@ -135,7 +135,8 @@ def _dedup(config: Mapping[str, Any], dedup: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
-def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:
+def _mix(rows: list[Mapping[str, Any]], mixture: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """What was planned and kept of each source, and the stages of the default mixture where it has any."""
     table = [
         [
             row["source"],
@@ -144,23 +145,51 @@ def _mix(rows: list[Mapping[str, Any]]) -> list[Block]:
             row["kept_tokens"],
             f"{100 * row['ratio']:.2f} %",
             f"{100 * row['share']:.2f} %",
+            f"{100 * row.get('error', row['share'] - row['ratio']):+.3f} %",
             f"{row['epochs']:.3f}",
         ]
         for row in rows
     ]
-    heads = ["source", "available tokens", "planned", "kept", "planned share", "realised share", "epochs"]
-    return [Table(heads, table), Prose("The realised shares are the default mixture of training.")]
+    heads = ["source", "available tokens", "planned", "kept", "planned share", "realised share", "error", "epochs"]
+    blocks: list[Block] = [Table(heads, table), Prose("The realised shares are the default mixture of training.")]
+    if any(row.get("thinned_documents") for row in rows):
+        thinned = {row["source"]: row["thinned_documents"] for row in rows if row.get("thinned_documents")}
+        blocks.append(Prose("Available tokens are estimated where documents were left out before they were tokenised:"))
+        blocks.append(Facts(thinned))
+    if mixture:
+        stages = [
+            [row["start"], row["positions"], source, f"{100 * value['share']:.4f} %", f"{100 * value['error']:+.1e} %"]
+            for row in mixture
+            for source, value in row["sources"].items()
+        ]
+        blocks.append(Table(["from position", "positions", "source", "share of tokens", "error"], stages))
+    return blocks
 
 
 def _samples(config: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
-    rows = []
+    """Samples and padding of each source, and what packing did to its documents."""
+    rows, packed = [], []
     for name, row in sources.items():
         places = row["trained_tokens"] + row["padding_tokens"]
         padding = f"{100 * row['padding_tokens'] / places:.3f} %" if places else "-"
-        rows.append(
-            [name, row["trained_tokens"], places // config["pack"]["seq_len"], padding, row["validation_tokens"]]
+        samples = places // config["pack"]["seq_len"]
+        rows.append([name, row["trained_tokens"], samples, row["padding_tokens"], padding])
+        rows[-1].append(row.get("validation_tokens", 0))
+        if "packing" in row:
+            counts = row["packing"]
+            segments = f"{counts['segments'] / samples:.2f}" if samples else "-"
+            packed.append([name, segments, counts["long_documents"], counts["long_pieces"], counts["fitting_cut"]])
+    heads = ["source", "tokens", "samples", "padding tokens", "padding", "validation tokens"]
+    blocks: list[Block] = [Table(heads, rows)]
+    if packed:
+        pack = config["pack"]
+        words = (
+            f"Packed by {pack['strategy']}: a document of more than {pack['seq_len']:,} tokens is split over samples "
+            "(nothing of it is lost); one that fits is cut by concat alone."
         )
-    return [Table(["source", "tokens", "samples", "padding", "validation tokens"], rows)]
+        heads = ["source", "segments a sample", "longer than a sample", "their pieces", "fitting, but cut"]
+        blocks += [Prose(words), Table(heads, packed)]
+    return blocks
 
 
 def _tokenizer(tokenizer: Mapping[str, Any]) -> Facts:

@@ -211,15 +211,15 @@ def _mix(parts: StageParts) -> tuple[PipelineStep, ...]:
 
 
 def _pack(parts: StageParts) -> tuple[PipelineStep, ...]:
-    from .build import PackDocuments
+    from .build import PackDocuments, pack_job
 
-    return (PackDocuments(parts.job, build_folders(parts.folders), parts.buckets),)
+    return (PackDocuments(pack_job(parts.job, build_folders(parts.folders), parts.buckets)),)
 
 
 def _write(parts: StageParts) -> tuple[PipelineStep, ...]:
-    from .build import WriteShards
+    from .build import WriteShards, pack_job
 
-    return (WriteShards(parts.job, build_folders(parts.folders), parts.buckets),)
+    return (WriteShards(pack_job(parts.job, build_folders(parts.folders), parts.buckets)),)
 
 
 _MAKERS: Mapping[str, _Maker] = {

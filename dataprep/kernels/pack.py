@@ -1,5 +1,6 @@
 """Kernels of packing: splitting, choosing bins (best fit decreasing by a two-level bitset over free-space classes,
 first fit over a few open bins, one bin after the other), laying out, gathering tokens.
+
 Indices are unsigned throughout, which spares numba's test for negative ones: 13 to 7 ns a piece in ``best_fit_bins``.
 
 Legend: D documents of a window, P pieces, B bins, N samples, T tokens of a sample, L lengths or free spaces.
