@@ -1,0 +1,142 @@
+"""What became of documents in a Dataset that does not train on them: held out, removed, rejected, without input.
+
+Read from the Dataset's own tables: the validation Dataset beside it, removed.parquet, rejected.parquet and files.txt.
+
+Shape letters: D documents asked about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ConfigError, DamageError
+from .shards.access import check_size, hash_regular
+from .shards.dataset import Dataset, open_dataset
+from .shards.index_blocks import index_blocks
+from .shards.reader import read_documents
+from .text.records import document_ids
+
+__all__ = ["fates_of"]
+
+_ROWS_A_BATCH = 1 << 16
+
+
+def fates_of(dataset: Dataset, owner: Dataset, rows_D: NDArray[np.void]) -> Counter[str]:
+    """Count the documents ``rows_D`` (rows of ``owner``'s documents.npy, sorted by id, each once) by what became of
+    them in ``dataset``.
+
+    Fates: ``held out``, ``removed: METHOD``, ``rejected``, ``no input`` (its input file is none of the Dataset's),
+    ``input changed`` or ``unknown``; the first that holds. Both Datasets must have one salt.
+
+    Raises:
+        DamageError: a table is not what was written.
+    """
+    ids_D = rows_D["id"]
+    fate_D = np.full(len(ids_D), "unknown", "U64")
+    open_D = np.ones(len(ids_D), np.bool_)
+    _settle(fate_D, open_D, _held_out(dataset, ids_D), "held out")
+    for method, mine_D in _removed(dataset, ids_D).items():
+        _settle(fate_D, open_D, mine_D, f"removed: {method}")
+    _settle(fate_D, open_D, _rejected(dataset, ids_D), "rejected")
+    for fate, mine_D in _by_input(dataset, owner, rows_D).items():
+        _settle(fate_D, open_D, mine_D, fate)
+    return Counter(fate_D.tolist())
+
+
+def _settle(fate_D: NDArray[np.str_], open_D: NDArray[np.bool_], mine_D: NDArray[np.bool_], fate: str) -> None:
+    fate_D[open_D & mine_D] = fate
+    open_D &= ~mine_D
+
+
+def _held_out(dataset: Dataset, ids_D: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    held_D = np.zeros(len(ids_D), np.bool_)
+    path = dataset.path.with_name(f"{dataset.path.name}-validation")
+    try:
+        beside = open_dataset(path)
+    except ConfigError:
+        return held_D
+    if beside.manifest.parents.get("build") != dataset.manifest.parents.get("build"):
+        return held_D
+    for rows_M in index_blocks(beside):
+        held_D |= _among(ids_D, rows_M["id"])
+    return held_D
+
+
+def _table(dataset: Dataset, name: str) -> Path | None:
+    """A table of the Dataset, verified; None if it has none."""
+    record = dataset.manifest.files_hashed.get(name)
+    if record is None:
+        return None
+    path = dataset.path / name
+    size_bytes, digest = hash_regular(path)
+    check_size(path, size_bytes, record.size_bytes)
+    if digest != record.xxh3_128:
+        raise DamageError("TR-FILE-HASH", f"the file's bytes have xxh3-128 {digest}", str(path), record.xxh3_128)
+    return path
+
+
+def _removed(dataset: Dataset, ids_D: NDArray[np.uint64]) -> dict[str, NDArray[np.bool_]]:
+    """method -> which documents it removed."""
+    found: dict[str, NDArray[np.bool_]] = {}
+    path = _table(dataset, "removed.parquet")
+    if path is None:
+        return found
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_A_BATCH, columns=["document", "method"]):
+            documents = batch.column("document").fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
+            methods = np.array([str(method)[:48] for method in batch.column("method").to_pylist()])
+            for method in np.unique(methods).tolist():
+                mine_D = _among(ids_D, documents[methods == method])
+                if mine_D.any():
+                    found[method] = found.get(method, np.zeros(len(ids_D), np.bool_)) | mine_D
+    return found
+
+
+def _by_input(dataset: Dataset, owner: Dataset, rows_D: NDArray[np.void]) -> dict[str, NDArray[np.bool_]]:
+    """Documents whose input file is none of the Dataset's, or has other bytes there; reads the ``.docs`` of the owner's
+    shards that hold them."""
+    known = {(file.source, file.path): file.xxh3_128 for file in dataset.input_files()}
+    found_F = [known.get((file.source, file.path)) for file in owner.input_files()]
+    missing_F = np.array([found is None for found in found_F], np.bool_)
+    changed_F = ~missing_F & np.array(
+        [found != file.xxh3_128 for found, file in zip(found_F, owner.input_files(), strict=True)], np.bool_
+    )
+    missing_D, changed_D = np.zeros((2, len(rows_D)), np.bool_)
+    if missing_F.any() or changed_F.any():
+        for shard in np.unique(rows_D["shard"]).tolist():
+            mine = np.flatnonzero(rows_D["shard"] == shard)
+            file_S = read_documents(owner.shard_files(shard))["file"][rows_D["row"][mine]]
+            missing_D[mine], changed_D[mine] = missing_F[file_S], changed_F[file_S]
+    return {"no input": missing_D, "input changed": changed_D}
+
+
+def _rejected(dataset: Dataset, ids_D: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    rejected_D = np.zeros(len(ids_D), np.bool_)
+    path = _table(dataset, "rejected.parquet")
+    if path is None:
+        return rejected_D
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_A_BATCH, columns=["source", "file", "record"]):
+            records: dict[tuple[str, str], list[int]] = {}
+            for source, name, record in zip(*(batch.column(i).to_pylist() for i in range(3)), strict=True):
+                records.setdefault((source, name), []).append(record)
+            for (source, name), numbers in records.items():
+                rows = np.array(numbers, np.int64)
+                rejected_D |= _among(ids_D, document_ids(source, name, rows, dataset.manifest.salt))
+    return rejected_D
+
+
+def _among(ids_D: NDArray[np.uint64], found: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of the sorted ``ids_D`` are in ``found``."""
+    among_D = np.zeros(len(ids_D), np.bool_)
+    places = np.minimum(np.searchsorted(ids_D, found), len(ids_D) - 1)
+    among_D[places[ids_D[places] == found]] = True
+    return among_D
