@@ -30,6 +30,7 @@ from .normalize import RULES_VERSION, UNICODE_VERSION
 from .places import find_index
 from .stage_makers import StageParts, build_folders, decide_config, fates_of, stage_makers
 from .stages import RawFile, Stage, stage_digest
+from .tokenizer_config import LoadedModel
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
@@ -51,8 +52,8 @@ STAGES: Mapping[str, int] = {
     "index": 1,
     "choose": 1,
     "sample": 2,
-    "tokenizer": 1,
-    "tokenize": 2,
+    "tokenizer": 2,
+    "tokenize": 3,
     "mix": 2,
     "pack": 1,
     "write": 3,
@@ -147,9 +148,8 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
         plans.add("tokenizer", plain, ["sample"], 1)
     else:
         assert model is not None
-        loaded = (model, _model_hash(model))
-        policy = {"add_bos": config.tokenizer.add_bos, "add_eos": config.tokenizer.add_eos}
-        plans.add("tokenizer", policy, [], 1, [loaded[1]])
+        loaded = LoadedModel(model, _model_hash(model, config.tokenizer.kind), config.tokenizer.policy(model))
+        plans.add("tokenizer", {"kind": config.tokenizer.kind, **loaded.policy.to_plain()}, [], 1, [loaded.model_hash])
     plans.add("tokenize", {"seed": config.seed}, [*last, "tokenizer"], files)
     plans.add("mix", {"mix": to_plain(config.mix), "seed": config.seed}, ["tokenize"], 1)
     buckets = _buckets(job)
@@ -289,7 +289,7 @@ def _opt_outs(job: Job, names: set[str]) -> list[object]:
     return [sorted(names & set(file.opt_out)) for file in job.inputs]
 
 
-def _model_hash(model: Path) -> str:
+def _model_hash(model: Path, kind: str) -> str:
     try:
         return hash_file(model)
     except OSError as error:
@@ -297,7 +297,7 @@ def _model_hash(model: Path) -> str:
             "TR-TOKENIZER-LOAD",
             f"cannot read the model: {error.strerror}",
             str(model),
-            "a sentencepiece model file, or a Dataset's tokenizer folder",
+            f"a model file of kind {kind}, or a Dataset's tokenizer folder of that kind",
         ) from error
 
 

@@ -16,6 +16,7 @@ from .documents import Status
 from .fates import Fates
 from .job import Job
 from .places import find_index
+from .tokenizer_config import LoadedModel
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
@@ -38,7 +39,7 @@ class StageParts:
         folders: stage -> folder, of the stages that exist.
         fates: where statuses and cuts will stand.
         buckets: tasks of pack and write.
-        loaded: tokenizer model to load and its hash; None = train one.
+        loaded: tokenizer model to load; None = train one.
         items: identity of the benchmark items that the stage's digest names; None = no benchmark.
         indexes: hashes of the ``index.json`` of the earlier Indexes that the stage's digest names.
     """
@@ -47,7 +48,7 @@ class StageParts:
     folders: Mapping[str, Path]
     fates: Fates
     buckets: tuple[Bucket, ...]
-    loaded: tuple[Path, str] | None
+    loaded: LoadedModel | None
     items: Sequence[object] | None = None
     indexes: Sequence[str] = ()
 

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 from datatrove.pipeline.base import PipelineStep
+from datatrove.utils.logging import logger
 from numpy.typing import NDArray
 
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
 from loader.shards.layout import token_dtype
+from loader.text.fast import CheckedEncoder
 from loader.text.records import document_ids
 from loader.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -34,6 +36,7 @@ from .documents import DocumentBatch, Status
 from .fates import Fates, check_cut
 from .formats import read_file, read_options
 from .job import Job
+from .kernels.spelling import find_inexact
 from .keys import document_keys
 from .stages import check_unchanged
 
@@ -58,6 +61,7 @@ its first token's number in the tokens file.
 """
 
 _RUN_TOKENS = 1 << 25
+_SLICE_BYTES = 4 << 20  # text encoded at once: small enough for its ids to stay in the cache
 
 
 def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
@@ -69,10 +73,10 @@ def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 @dataclass
 class _Run:
-    """Documents tokenised since the last flush."""
+    """Documents tokenised since the last flush: arrays of tokens, and rows whose ``place`` counts from the first."""
 
     tokens: list[NDArray[Any]] = field(default_factory=list)
-    rows: list[tuple[int, ...]] = field(default_factory=list)
+    rows: list[NDArray[Any]] = field(default_factory=list)
     num_tokens: int = 0
 
 
@@ -84,6 +88,23 @@ class _File:
     cut_ranges: dict[int, list[tuple[int, int]]]
     tables: list[NDArray[np.void]] = field(default_factory=list)
     gaps: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Texts to encode: documents, or what is left of each between its cuts.
+
+    Attributes:
+        texts: the pieces, document after document.
+        first_N: int64 of N + 1; the first piece of each document.
+        cut_N: int64; bytes that are cut from each.
+        missing: (document, piece of it, bytes cut right in front of that piece).
+    """
+
+    texts: list[bytes]
+    first_N: NDArray[np.int64]
+    cut_N: NDArray[np.int64]
+    missing: list[tuple[int, int, int]]
 
 
 class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
@@ -104,6 +125,8 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         Raises:
             RefusedError: the file is not, to the byte, the one that was deduplicated.
             DamageError: a cut does not fit its document.
+            ConfigError: a fast backend is required and there is none.
+            JobError: a fast backend gave other ids than the reference library, or a text cannot be encoded.
         """
         tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
         file = _File(self.fates.status_of_file(rank), self.fates.ranges_of_file(rank))
@@ -123,77 +146,115 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         """Tokens of the file, run by run; the documents of each run are appended to its tables."""
         keep_R = (file.status_R == Status.KEPT) | (file.status_R == Status.HELD_OUT)
         options = read_options(self.job.config.ingest)
-        run, place = _Run(), 0
+        run, place, encoder = _Run(), 0, None
         if keep_R.any():
             expected = load_summary(self.signed, rank)
             for batch in read_file(self.job.inputs[rank], rank, options=options, keep_R=keep_R, expected=expected):
-                self._add_batch(batch, tokenizer, file, run)
+                texts = list(_batch_texts(batch))
+                if encoder is None:
+                    encoder = self._encoder(rank, tokenizer, texts)
+                self._add_batch(batch, texts, encoder, file, run)
                 if run.num_tokens >= _RUN_TOKENS:
-                    yield self._flush(run, place, tokenizer, file.tables)
+                    yield _flush(run, place, stored_dtype(tokenizer), file.tables)
                     place += run.num_tokens
                     run = _Run()
-        yield self._flush(run, place, tokenizer, file.tables)
+        if encoder is not None:
+            self.stat_update(f"tokenizer backend: {encoder.backend}", value=1, unit="file")
+        yield _flush(run, place, stored_dtype(tokenizer), file.tables)
 
-    def _add_batch(self, batch: DocumentBatch, tokenizer: Tokenizer, file: _File, run: _Run) -> None:
+    def _encoder(self, rank: int, tokenizer: Tokenizer, texts: list[bytes]) -> CheckedEncoder:
+        """The encoder of a file, its backend checked on the file's first documents."""
+        size_bytes = self.job.raw[rank].size_bytes
+        encoder = CheckedEncoder(tokenizer, self.job.config.run.fast, find_inexact, size_bytes)
+        encoder.check_sample(texts[: encoder.sample_size([len(text) for text in texts])])
+        if encoder.reason and self.job.config.run.fast != "off":
+            logger.info(f"the reference library tokenises {self.job.inputs[rank].path}: {encoder.reason}")
+        return encoder
+
+    def _add_batch(
+        self, batch: DocumentBatch, texts: list[bytes], encoder: CheckedEncoder, file: _File, run: _Run
+    ) -> None:
         inputs, seed = self.job.inputs[batch.file], self.job.config.seed
         ids_N = document_ids(inputs.source, inputs.path, batch.record_N, seed)
-        keys_N = document_keys(ids_N, seed, "bucket")
-        split_N = (file.status_R[batch.record_N] == Status.HELD_OUT).astype(np.uint8)
-        columns = zip(
-            split_N.tolist(),
-            keys_N.tolist(),
-            ids_N.tolist(),
-            batch.record_N.tolist(),
-            batch.record_start_N.tolist(),
-            strict=True,
-        )
-        dtype = stored_dtype(tokenizer)
-        for text, row in zip(_batch_texts(batch), columns, strict=True):
-            cut = file.cut_ranges.get(row[3])
-            if cut is None:
-                ids_T, num_bytes_T = tokenizer.encode(text)
-            else:
-                check_cut(text, cut, f"{inputs.path} record {row[3]}")
-                ids_T, num_bytes_T = _encode_pieces(text, row[3], cut, tokenizer, file.gaps)
-            if tokenizer.lossless:
-                stored_T = ids_T.astype(dtype)
-            else:
-                stored_T = np.empty(len(ids_T), dtype)
-                stored_T["id"], stored_T["num_bytes"] = ids_T, num_bytes_T
-            cut_bytes = sum(stop - start for start, stop in cut or ())
-            run.tokens.append(stored_T)
-            run.rows.append((*row, len(text) - cut_bytes, cut_bytes, len(ids_T), 0))
-            run.num_tokens += len(ids_T)
+        size_N = np.array([len(text) for text in texts], np.int64)
+        rows_N = np.zeros(len(texts), TOKENISED_DTYPE)
+        rows_N["split"] = file.status_R[batch.record_N] == Status.HELD_OUT
+        rows_N["key"] = document_keys(ids_N, seed, "bucket")
+        rows_N["id"], rows_N["record"], rows_N["record_start"] = ids_N, batch.record_N, batch.record_start_N
+        slice_N = (np.cumsum(size_N) - size_N) // _SLICE_BYTES
+        borders = [0, *(np.flatnonzero(np.diff(slice_N)) + 1).tolist(), len(texts)]
+        for start, stop in itertools.pairwise(borders):
+            mine = rows_N[start:stop]
+            pieces = _cut_texts(texts[start:stop], mine["record"].tolist(), file.cut_ranges, inputs.path)
+            self._add_slice(pieces, mine, encoder, file, run, inputs.path)
+            mine["num_bytes"] = size_N[start:stop] - pieces.cut_N
+        run.rows.append(rows_N)
 
     @staticmethod
-    def _flush(run: _Run, place: int, tokenizer: Tokenizer, tables: list[NDArray[np.void]]) -> bytes:
-        """Sort the run by split and key; returns its tokens in that order."""
-        rows_D = np.array(run.rows, TOKENISED_DTYPE)
-        order_D = np.lexsort((rows_D["key"], rows_D["split"]))
-        rows_D = rows_D[order_D]
-        stop_D = np.cumsum(rows_D["num_tokens"])
-        rows_D["place"] = place + stop_D - rows_D["num_tokens"]
-        tables.append(rows_D)
-        ordered = [run.tokens[i] for i in order_D.tolist()]
-        joined: NDArray[Any] = np.concatenate([np.zeros(0, stored_dtype(tokenizer)), *ordered])
-        return bytes(joined.tobytes())
+    def _add_slice(
+        pieces: _Pieces, rows_N: NDArray[Any], encoder: CheckedEncoder, file: _File, run: _Run, path: str
+    ) -> None:
+        """Encode some documents; their tokens go to the run, token counts and places to their rows."""
+
+        def place_of(piece: int) -> str:
+            document = int(np.searchsorted(pieces.first_N, piece, side="right")) - 1
+            return f"{path} record {rows_N['record'][document]}"
+
+        encoded = encoder.encode_batch(pieces.texts, place_of)
+        start_N = encoded.start_N[pieces.first_N]
+        rows_N["place"] = run.num_tokens + start_N[:-1]
+        rows_N["num_tokens"] = np.diff(start_N)
+        rows_N["cut_bytes"] = pieces.cut_N
+        for document, piece, num_bytes in pieces.missing:
+            token = int(encoded.start_N[pieces.first_N[document] + piece] - start_N[document])
+            file.gaps.append((int(rows_N["record"][document]), token, num_bytes))
+        dtype = stored_dtype(encoder.tokenizer)
+        stored_T = encoded.ids_T.astype(dtype if dtype.names is None else np.uint32)
+        if dtype.names is not None:
+            paired_T = np.empty(len(stored_T), dtype)
+            paired_T["id"], paired_T["num_bytes"] = stored_T, encoded.num_bytes_T
+            stored_T = paired_T
+        run.tokens.append(stored_T)
+        run.num_tokens += len(stored_T)
 
 
-def _encode_pieces(
-    text: bytes, record: int, cut: list[tuple[int, int]], tokenizer: Tokenizer, gaps: list[tuple[int, int, int]]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Tokens of what is left of a text, piece by piece; where bytes are missing goes to ``gaps``."""
-    ids, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
-    num_tokens = end = 0
-    for start, stop in kept_pieces(cut, len(text)):
-        if start > end:
-            gaps.append((record, num_tokens, start - end))
-        ids_T, num_bytes_T = tokenizer.encode(text[start:stop])
-        ids.append(ids_T)
-        sizes.append(num_bytes_T)
-        num_tokens += len(ids_T)
-        end = stop
-    return np.concatenate(ids), np.concatenate(sizes)
+def _flush(run: _Run, place: int, dtype: np.dtype[Any], tables: list[NDArray[np.void]]) -> bytes:
+    """Sort the run by split and key; returns its tokens in that order."""
+    rows_D = np.concatenate([np.zeros(0, TOKENISED_DTYPE), *run.rows])
+    tokens_T = np.concatenate([np.zeros(0, dtype), *run.tokens])
+    rows_D = rows_D[np.lexsort((rows_D["key"], rows_D["split"]))]
+    start_D = rows_D["place"].astype(np.int64)
+    stop_D = start_D + rows_D["num_tokens"].astype(np.int64)
+    ordered = [tokens_T[start:stop] for start, stop in zip(start_D.tolist(), stop_D.tolist(), strict=True)]
+    counts_D = np.cumsum(rows_D["num_tokens"])
+    rows_D["place"] = place + counts_D - rows_D["num_tokens"]
+    tables.append(rows_D)
+    return bytes(np.concatenate([np.zeros(0, dtype), *ordered]).tobytes())
+
+
+def _cut_texts(
+    texts: list[bytes], records: list[int], cut_ranges: dict[int, list[tuple[int, int]]], path: str
+) -> _Pieces:
+    """What is left of each text; a document without cuts is one piece, whatever its length."""
+    if not cut_ranges:
+        return _Pieces(texts, np.arange(len(texts) + 1), np.zeros(len(texts), np.int64), [])
+    pieces: list[bytes] = []
+    first, missing, cut_N = [0], [], np.zeros(len(texts), np.int64)
+    for document, (text, record) in enumerate(zip(texts, records, strict=True)):
+        cut = cut_ranges.get(record)
+        if cut is None:
+            pieces.append(text)
+        else:
+            check_cut(text, cut, f"{path} record {record}")
+            cut_N[document] = sum(stop - start for start, stop in cut)
+            end = 0
+            for piece, (start, stop) in enumerate(kept_pieces(cut, len(text))):
+                if start > end:
+                    missing.append((document, piece, start - end))
+                pieces.append(text[start:stop])
+                end = stop
+        first.append(len(pieces))
+    return _Pieces(pieces, np.array(first, np.int64), cut_N, missing)
 
 
 def _batch_texts(batch: DocumentBatch) -> Iterator[bytes]:

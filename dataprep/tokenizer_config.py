@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from loader.text.tokenizers import MODEL_FILES, TokenizerPolicy, stored_policy
 
 from .config_problems import raise_problems
 
 __all__ = [
     "HuggingFaceConfig",
+    "LoadedModel",
     "SentencepieceConfig",
     "SentencepieceTrainConfig",
     "TiktokenConfig",
     "TokenizerConfig",
 ]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model to load: its file, the file's xxh3-128, and what it is told beside itself."""
+
+    path: Path
+    model_hash: str
+    policy: TokenizerPolicy
 
 
 @dataclass(frozen=True)
@@ -64,12 +77,14 @@ class TiktokenConfig:
     Attributes:
         load: the file (a line a token: base64, rank), or a Dataset's tokenizer folder, relative to the config file.
         pattern: the regular expression that splits text, or the name of a known one
-            (``loader.text.tiktoken.PATTERNS``).
-        special_tokens: control tokens and their ids, none of which text can yield.
+            (``loader.text.tiktoken_tokenizer.PATTERNS``); ``null`` = what the file (tekken) or the folder says, else
+            ``cl100k``.
+        special_tokens: control tokens and their ids, none of which text can yield; none given = what the file or the
+            folder says.
     """
 
     load: str
-    pattern: str = "cl100k"
+    pattern: str | None = None
     special_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -117,3 +132,24 @@ class TokenizerConfig:
         """The model to load, unless one is trained."""
         given = self.huggingface or self.tiktoken or self.sentencepiece
         return given.load if given is not None else None
+
+    def policy(self, model: Path | None) -> TokenizerPolicy:
+        """What the tokenizer is told beside its model.
+
+        Args:
+            model: the model's file, if one is loaded. In a tokenizer folder of tiktoken ranks the pattern and the
+                control tokens lie beside it, and hold where the configuration says nothing of them.
+
+        Raises:
+            DamageError: the folder's description cannot be read.
+        """
+        pattern, special = None, dict[str, int]()
+        if self.tiktoken is not None:
+            pattern, special = self.tiktoken.pattern, dict(self.tiktoken.special_tokens)
+            stored = (
+                stored_policy(model.parent) if model is not None and model.name == MODEL_FILES["tiktoken"] else None
+            )
+            if stored is not None:
+                pattern = pattern if pattern is not None else stored.pattern
+                special = special or dict(stored.special_tokens)
+        return TokenizerPolicy(self.add_bos, self.add_eos, self.bos, self.eos, self.pad, pattern, special)

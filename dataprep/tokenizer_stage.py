@@ -41,6 +41,7 @@ from .job import Job
 from .keys import document_keys
 from .mix import keep_prefix
 from .stages import check_unchanged
+from .tokenizer_config import LoadedModel
 
 __all__ = ["ChooseSample", "MakeTokenizer", "SampleTexts", "train_sentencepiece"]
 
@@ -167,15 +168,13 @@ def _uncut(batch: DocumentBatch, ranges: Mapping[int, list[tuple[int, int]]]) ->
 
 
 class MakeTokenizer(PipelineStep):  # type: ignore[misc]
-    """One task: train on the sample (``sampled`` given), or take the model that ``config.sentencepiece.load`` named."""
+    """One task: train on the sample (``sampled`` given), or take the model that the configuration names."""
 
     name = "make tokenizer"
     type = "tokenreel"
 
-    def __init__(
-        self, config: TokenizerConfig, out: Path, sampled: Path | None, loaded: tuple[Path, str] | None
-    ) -> None:
-        """``sampled``: the sample stage's folder; ``loaded``: the model file to take instead, and its hash."""
+    def __init__(self, config: TokenizerConfig, out: Path, sampled: Path | None, loaded: LoadedModel | None) -> None:
+        """``sampled``: the sample stage's folder; ``loaded``: the model file to take instead."""
         super().__init__()
         self.config = config
         self.out = out
@@ -186,7 +185,7 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
         """Write the tokenizer folder ``tokenizer/``.
 
         Raises:
-            ConfigError: the sample is too small.
+            ConfigError: the sample is too small, or the policy does not fit the model.
             DamageError: the model cannot be understood.
             RefusedError: the model file is not the one that the stage's digest names.
         """
@@ -196,17 +195,17 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
             model = train_sentencepiece(self._texts(self.sampled, _cap_bytes(train.sample_bytes)), train)
         else:
             assert self.loaded is not None
-            path, expected = self.loaded
-            model = path.read_bytes()
-            if digest_bytes(model) != expected:
+            model = self.loaded.path.read_bytes()
+            if digest_bytes(model) != self.loaded.model_hash:
                 message = "the tokenizer model changed while the job was running"
-                raise RefusedError("TR-INPUT-CHANGED", message, str(path), f"xxh3-128 {expected}")
-        policy = {"add_bos": self.config.add_bos, "add_eos": self.config.add_eos}
+                expected = f"xxh3-128 {self.loaded.model_hash}"
+                raise RefusedError("TR-INPUT-CHANGED", message, str(self.loaded.path), expected)
+        policy = self.loaded.policy if self.loaded is not None else self.config.policy(None)
         try:
-            tokenizer = write_tokenizer(self.out / "tokenizer", "sentencepiece", model, **policy)
+            tokenizer = write_tokenizer(self.out / "tokenizer", self.config.kind, model, policy)
         except DamageError as error:
             if error.place is None and self.loaded is not None:
-                error.place = str(self.loaded[0])
+                error.place = str(self.loaded.path)
             raise
         self.stat_update("pieces", value=tokenizer.vocab_size, unit="model")
         return iter(())
