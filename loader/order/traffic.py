@@ -124,12 +124,14 @@ def _raw_of_ranks(plan: Plan, source: int, ranks_N: _Ints) -> _Ints:
 
 def _shards_of(order: SourceOrder, sample_N: _Ints) -> _Ints:
     """The shards that hold samples, each once."""
-    return np.unique(np.searchsorted(order.layout.first_S, sample_N, "right") - 1)
+    shards: _Ints = np.unique(np.searchsorted(order.layout.first_S, sample_N, "right") - 1)
+    return shards
 
 
 def _total_bytes(order: SourceOrder, raw_2: _Ints, bytes_S: _Ints) -> int:
     """Bytes of the shards in the windows from the first raw index to the last, each shard once an epoch."""
-    (first_epoch, last_epoch), (first, last) = (pair.tolist() for pair in np.divmod(raw_2, order.num_samples))
+    first_epoch, first = divmod(int(raw_2[0]), order.num_samples)
+    last_epoch, last = divmod(int(raw_2[1]), order.num_samples)
     total = max(0, last_epoch - first_epoch - 1) * int(bytes_S.sum())
     for epoch in {first_epoch, last_epoch}:
         start = first if epoch == first_epoch else 0
@@ -146,4 +148,5 @@ def _entered(order: SourceOrder, epoch: int, first: int, last: int) -> _Ints:
     start, stop = int(tables.window_start_W[window_2[0]]), int(ends_W[window_2[1]])
     size_Q = np.diff(tables.slice_start_Q, append=order.num_samples)
     inside_Q = (tables.slice_start_Q >= start) & (tables.slice_start_Q < stop) & (size_Q > 0)
-    return np.unique(tables.slice_shard_Q[inside_Q])
+    shards: _Ints = np.unique(tables.slice_shard_Q[inside_Q])
+    return shards
