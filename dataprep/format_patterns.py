@@ -11,10 +11,20 @@ __all__ = ["DEFAULT_PATTERNS"]
 
 
 def _compressible(*suffixes: str) -> tuple[str, ...]:
-    return tuple(f"**/*{suffix}{codec}" for suffix in suffixes for codec in ("", ".zst", ".gz", ".bz2", ".xz"))
+    return tuple(f"**/*{suffix}" for suffix in suffixes) + _compressed(*suffixes)
+
+
+def _compressed(*suffixes: str) -> tuple[str, ...]:
+    return tuple(f"**/*{suffix}{codec}" for suffix in suffixes for codec in (".zst", ".gz", ".bz2", ".xz"))
 
 
 DEFAULT_PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "arrow": ("**/*.arrow", "**/*.feather", *_compressed(".arrow")),
+    "huggingface": ("**/*.arrow", "**/*.parquet"),
     "jsonl": _compressible(".jsonl"),
+    "parquet": ("**/*.parquet",),
+    "text": _compressible(".txt"),
+    "text_paragraphs": _compressible(".txt"),
+    "warc": _compressible(".warc", ".wet"),
 }
 """Format -> glob patterns."""

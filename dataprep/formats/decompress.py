@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from loader.errors import ConfigError, DamageError
-from loader.text.records import COMPRESSIONS, is_decoder_error, open_decompressed
+from loader.text.decompress import COMPRESSIONS, is_decoder_error, open_decompressed
 
 from .base import ReadOptions
 
@@ -119,6 +119,16 @@ class ByteStream:
         self.position += count
         self._guard.add(count)
         return count
+
+    def read(self, size_bytes: int) -> bytes:
+        """At most ``size_bytes``; none at the end or at the damage.
+
+        Raises:
+            DamageError: ``TR-INPUT-BOMB``.
+        """
+        buffer = bytearray(size_bytes)
+        got = self.readinto(memoryview(buffer))
+        return bytes(memoryview(buffer)[:got])
 
     def _salvage(self, view: memoryview) -> int:
         """The bytes between ``position`` and the damage: a failing read keeps what it decoded, so read ever less at

@@ -10,12 +10,25 @@ from numpy.typing import NDArray
 from loader.errors import ConfigError, RefusedError
 
 from ..documents import DocumentBatch, InputFile
+from .arrow import read_arrow
 from .base import FileSummary, FormatReader, ReadOptions, ReadRequest, RejectSink
+from .huggingface import read_huggingface
 from .jsonl import read_jsonl
+from .parquet import read_parquet
+from .text import read_paragraphs, read_text
+from .warc import read_warc
 
 __all__ = ["FORMATS", "read_file"]
 
-FORMATS: Mapping[str, FormatReader] = {"jsonl": read_jsonl}
+FORMATS: Mapping[str, FormatReader] = {
+    "arrow": read_arrow,
+    "huggingface": read_huggingface,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "text": read_text,
+    "text_paragraphs": read_paragraphs,
+    "warc": read_warc,
+}
 """Format name -> reader. A new format is one file and one line here, under the contract tests of
 ``test_formats.py``."""
 

@@ -19,25 +19,24 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DamageError
-from .gzip_stream import GzipStream
+from .arrow_records import read_arrow_again
+from .decompress import COMPRESSIONS, is_decoder_error, open_decompressed
+from .huggingface_records import read_huggingface_again
+from .parquet_records import read_parquet_again
+from .plain_records import read_paragraphs_again, read_text_again
+from .warc_records import read_warc_again
 
 __all__ = [
-    "COMPRESSIONS",
     "TEXT_READERS",
     "RecordPlace",
     "document_id",
     "document_ids",
-    "is_decoder_error",
-    "open_decompressed",
     "parse_json_text",
     "read_texts",
 ]
 
 _BOM = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 22
-COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
-"""File name suffix -> compression; any other suffix is plain."""
-_DECODER_ERRORS = ("LZMAError", "IsalError")
 
 
 def document_ids(source: str, relative_path: str, record_N: NDArray[np.integer[Any]], salt: int) -> NDArray[np.uint64]:
@@ -86,33 +85,6 @@ class RecordPlace:
     record: int
 
 
-def is_decoder_error(error: BaseException) -> bool:
-    """Whether a decoder says that the bytes are not what it wants; lzma's and isal's own errors derive from Exception
-    alone, and neither is imported for a question."""
-    return isinstance(error, OSError | EOFError) or type(error).__name__ in _DECODER_ERRORS
-
-
-def open_decompressed(path: Path) -> Any:
-    """The decompressed bytes of ``path`` as a stream with ``read``, ``readinto`` and ``close``; every decoder here
-    raises on a truncated frame, where others end silently.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    if compression is None:
-        return open(path, "rb", buffering=0)
-    if compression == "xz":  # pyarrow has no such codec
-        import lzma
-
-        return lzma.open(path, "rb")
-    if compression == "gzip":
-        return GzipStream(path)
-    import pyarrow as pa
-
-    return pa.CompressedInputStream(pa.OSFile(str(path)), compression)
-
-
 class _Lines:
     """Lines of a forward-only stream by their start offset, in ascending order."""
 
@@ -158,29 +130,16 @@ def _read_jsonl(path: Path, places: Sequence[RecordPlace], text_field: str) -> I
             yield parse_json_text(line, text_field, f"{path} record {place.record}")
 
 
-def _read_parquet(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
-    """Texts of rows of a Parquet file; a place's start is its row group."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-        first_rows = np.concatenate(([0], np.cumsum(np.array(sizes, np.int64))))
-        column, loaded = None, -1
-        for place in places:
-            row = place.record - int(first_rows[place.record_start])
-            if loaded != place.record_start:
-                column, loaded = (
-                    file.read_row_group(place.record_start, columns=[text_field]).column(0),
-                    place.record_start,
-                )
-            text = column[row].as_py() if column is not None and 0 <= row < len(column) else None
-            if not isinstance(text, str):
-                raise DamageError("TR-TEXT-RECORD", "no text in the row", f"{path} record {place.record}")
-            yield text
-
-
 TextReader = Callable[[Path, Sequence[RecordPlace], str], Iterator[str]]
-TEXT_READERS: Mapping[str, TextReader] = {"jsonl": _read_jsonl, "parquet": _read_parquet}
+TEXT_READERS: Mapping[str, TextReader] = {
+    "arrow": read_arrow_again,
+    "huggingface": read_huggingface_again,
+    "jsonl": _read_jsonl,
+    "parquet": read_parquet_again,
+    "text": read_text_again,
+    "text_paragraphs": read_paragraphs_again,
+    "warc": read_warc_again,
+}
 """Format name -> reader of records at ascending places of one file."""
 
 

@@ -1,18 +1,22 @@
-"""gzip files by ISA-L: 2.5 times the speed of zlib; an end that is no end is an error.
+"""Files as streams of decompressed bytes; every decoder here raises where a frame is cut, while others end silently.
 
-``igzip.open`` buffers 8 KiB behind the decoder, so an error hides whatever was decoded in front of it; here each byte
-that can be decoded comes out first.
+gzip goes through ISA-L at 2.7 times the speed of pyarrow's (993 and 372 MB/s a core). ``igzip.open`` would buffer 8 KiB
+behind the decoder, so that an error hid what was decoded in front of it; here each byte that can be decoded comes out
+first.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GzipStream"]
+__all__ = ["COMPRESSIONS", "GzipStream", "is_decoder_error", "open_decompressed", "read_exactly"]
 
+COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
+"""File name suffix -> compression; any other suffix is plain."""
+_DECODER_ERRORS = ("LZMAError", "IsalError")
 _READ_BYTES = 1 << 18
 
 
@@ -74,3 +78,41 @@ class GzipStream(io.RawIOBase):
         """Close the file; harmless twice."""
         self._file.close()
         super().close()
+
+
+def is_decoder_error(error: BaseException) -> bool:
+    """Whether a decoder says that the bytes are not what it wants; lzma's and isal's own errors derive from Exception
+    alone, and neither is imported for a question."""
+    return isinstance(error, OSError | EOFError) or type(error).__name__ in _DECODER_ERRORS
+
+
+def open_decompressed(path: Path) -> Any:
+    """The decompressed bytes of ``path`` as a stream with ``read``, ``readinto`` and ``close``; every decoder here
+    raises on a truncated frame, where others end silently.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression is None:
+        return open(path, "rb", buffering=0)
+    if compression == "xz":  # pyarrow has no such codec
+        import lzma
+
+        return lzma.open(path, "rb")
+    if compression == "gzip":
+        return GzipStream(path)
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.OSFile(str(path)), compression)
+
+
+def read_exactly(stream: Any, size_bytes: int) -> bytes:
+    """The next ``size_bytes``, fewer only at the end; memory grows with what comes, not with what was asked for."""
+    data = stream.read(min(size_bytes, _READ_BYTES))
+    if len(data) == size_bytes or not data:
+        return bytes(data)
+    joined = bytearray(data)
+    while len(joined) < size_bytes and (data := stream.read(min(size_bytes - len(joined), 1 << 22))):
+        joined += data
+    return bytes(joined)
