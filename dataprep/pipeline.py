@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader.errors import ConfigError, JobError
-from loader.files import hash_file
+from loader.files import hash_file, make_folder, remove_stale_temporaries
 from loader.settings import to_plain
 
 from .buckets import Bucket, BuildFolders
@@ -328,7 +328,7 @@ def locked(work: Path) -> Iterator[None]:
     Raises:
         JobError: another process holds it.
     """
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(work)
     descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -342,6 +342,7 @@ def locked(work: Path) -> Iterator[None]:
             ) from error
         except OSError:
             pass  # no locks on this file system: two jobs are harmless, only slow
+        remove_stale_temporaries(work)
         yield
     finally:
         os.close(descriptor)

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ import pyarrow.parquet as pq
 
 from loader.canonical import digest_of
 from loader.errors import RefusedError
-from loader.files import TEMPORARY_PREFIX, fsync_folder, remove_stale_temporaries, write_atomic
+from loader.files import (
+    TEMPORARY_PREFIX,
+    fsync_folder,
+    make_folder,
+    remove_stale_temporaries,
+    sync_tree,
+    temporary_path,
+    write_atomic,
+)
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
 from loader.shards.manifest import InputFile
 from loader.text.store import is_url
@@ -45,6 +53,7 @@ from .tables import (
 
 __all__ = ["Published", "publish", "publish_index"]
 
+_CHUNK_BYTES = 1 << 22
 _OPTIONAL_TABLES = (
     ("decide", "superseded.parquet"),
     ("decontaminate", "contamination.parquet"),
@@ -198,37 +207,58 @@ def publish_index(pipeline: Pipeline, output: Path) -> Path | None:
         return place
     staging = pipeline.work / f"{TEMPORARY_PREFIX}{os.getpid()}-index"
     shutil.rmtree(staging, ignore_errors=True)
-    shutil.copytree(made, staging, copy_function=_link_or_copy)
+    _link_folder(made, staging)
     _move(staging, place)
     return place
 
 
-def _link_or_copy(source: str, target: str) -> str:
-    """A hard link where the file system has them: an Index is as large as the text."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
+def _link_folder(source: Path, target: Path) -> None:
+    """The same files in another folder, durably; by hard links where the file system has them, as an Index is as large
+    as the text.
+    """
+    for folder, _, files in os.walk(source):
+        there = target / Path(folder).relative_to(source)
+        make_folder(there)
+        for name in sorted(files):
+            try:
+                os.link(Path(folder) / name, there / name)
+            except OSError:
+                write_atomic(there / name, _chunks(Path(folder) / name))
+    sync_tree(target)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
 
 
 def _move(staging: Path, place: Path) -> None:
-    """Rename a finished Dataset to its place; across file systems copy first, then rename."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Durably rename a finished folder to its place; across file systems copy first, then rename."""
+    make_folder(place.parent)
     try:
         os.rename(staging, place)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        for torn in place.parent.glob(f"{TEMPORARY_PREFIX}*-{place.name}"):
-            shutil.rmtree(torn)
-        copy = place.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{place.name}")
-        shutil.copytree(staging, copy)
-        for path in (copy, *copy.rglob("*")):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        os.rename(copy, place)
+        _copy_over(staging, place)
+    else:
+        fsync_folder(staging.parent)
     fsync_folder(place.parent)
+
+
+def _copy_over(staging: Path, place: Path) -> None:
+    """Copy to a temporary folder beside ``place``, then rename; copies that killed processes left go away."""
+    remove_stale_temporaries(place.parent, place.name)
+    copy = temporary_path(place)
+    shutil.rmtree(copy, ignore_errors=True)
+    try:
+        for folder, _, files in os.walk(staging):
+            there = copy / Path(folder).relative_to(staging)
+            for name in sorted(files):
+                write_atomic(there / name, _chunks(Path(folder) / name))
+        os.rename(copy, place)
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise
+    shutil.rmtree(staging, ignore_errors=True)

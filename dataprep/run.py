@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from loader.cli_options import Output
 from loader.errors import RefusedError
+from loader.files import make_folder, remove_folder
 from loader.progress import Progress
 from loader.settings import load_config, to_plain
 
@@ -73,7 +73,7 @@ def prepare(path: Path, overrides: Sequence[str], *, read_only: bool, output: Ou
     place, work, model = config_paths(config, base)
     check_engine(config.run.engine)
     if not read_only:
-        work.mkdir(parents=True, exist_ok=True)
+        make_folder(work)
     job = load_job(config, base, work / "inputs.json", output=output, read_only=read_only)
     return Prepared(base, place, plan_pipeline(job, work, model))
 
@@ -227,7 +227,7 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
 
             run_until(prepared, "index", output)
             publish_index(pipeline, prepared.output)
-        shutil.rmtree(pipeline.folder("write"), ignore_errors=True)
+        remove_folder(pipeline.folder("write"))
     return _result(prepared)
 
 
@@ -289,7 +289,7 @@ def _forget_half_moved(prepared: Prepared) -> None:
     records = _splits_with_shards(prepared.pipeline)
     for split, place in enumerate(split_outputs(prepared.output)):
         if SPLITS[split] in records and not folders.dataset(split).is_dir() and existing_build(place) is None:
-            shutil.rmtree(write.folder)
+            remove_folder(write.folder)
             return
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader.canonical import canonical_json, digest_of
 from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError, file_system_error
-from loader.files import hash_file, remove_stale_temporaries, write_atomic
+from loader.files import hash_file, remove_folder, remove_stale_temporaries, write_atomic
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
@@ -37,6 +37,7 @@ __all__ = [
     "Stage",
     "check_unchanged",
     "close_stage",
+    "describe_error",
     "error_of_task",
     "hash_inputs",
     "open_stage",
@@ -155,6 +156,7 @@ def open_stage(stage: Stage) -> None:
                 "TR-STAGE-OTHER", f"the folder of stage {stage.name} holds another one", str(path), stage.digest
             )
     else:
+        remove_folder(stage.logging_folder)  # markers without the stage that they belong to
         content = {"digest": stage.digest, "num_tasks": stage.num_tasks, "description": dict(stage.description)}
         write_atomic(path, canonical_json(content))
     _forget_killed_writers(stage)
@@ -176,8 +178,8 @@ def close_stage(stage: Stage) -> None:
 
 
 def _forget_killed_writers(stage: Stage) -> None:
-    for folder in (stage.folder, *(p for p in sorted(stage.folder.rglob("*")) if p.is_dir())):
-        remove_stale_temporaries(folder)
+    for folder, _, _ in os.walk(stage.folder):
+        remove_stale_temporaries(Path(folder))
 
 
 def check_unchanged(inputs: Iterable[RawFile]) -> None:
@@ -295,29 +297,31 @@ _ERROR_CLASSES: Mapping[int, type[TokenreelError]] = {
 }
 
 
-def record_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave ``error`` of task ``rank`` where the supervising process finds it (as JSON: it may come from any
-    machine).
-    """
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """``error`` as JSON (it may come from any machine): its own words if it is meant for users, else its traceback."""
     known = error if isinstance(error, TokenreelError) else file_system_error(error)
     if known is not None:
-        content: dict[str, object] = {"tokenreel": known.to_json()}
-    else:
-        lines = traceback.format_exception(error)
-        content = {"kind": type(error).__name__, "message": str(error)[:2000], "traceback": "".join(lines)[-8000:]}
-    write_atomic(folder / ERRORS_FOLDER / f"{rank:05d}.json", canonical_json(content))
+        return {"tokenreel": known.to_json()}
+    lines = traceback.format_exception(error)
+    return {"kind": type(error).__name__, "message": str(error)[:2000], "traceback": "".join(lines)[-8000:]}
 
 
-def error_of_task(stage: Stage, rank: int) -> TokenreelError:
-    """The error that task ``rank`` recorded, with its own code and exit code; stage and rank are named in its
-    message.
+def record_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Leave ``error`` of task ``rank`` where the supervising process finds it."""
+    write_atomic(folder / ERRORS_FOLDER / f"{rank:05d}.json", canonical_json(describe_error(error)))
+
+
+def error_of_task(stage: Stage, rank: int, told: Mapping[str, Any] | None = None) -> TokenreelError:
+    """The error of task ``rank``, with its own code and exit code; stage and rank are named in its message.
+
+    ``told``: what it said of it (``describe_error``), if it need not be read from where it was recorded.
     """
     path = stage.folder / ERRORS_FOLDER / f"{rank:05d}.json"
     where = f"stage {stage.name}, rank {rank}"
     log = stage.logging_folder / "logs" / f"task_{rank:05d}.log"
-    if not path.exists():
+    if told is None and not path.exists():
         return JobError("TR-STAGE-FAILED", f"{where}: the task ended without a word", str(log))
-    content = read_json(path)
+    content = read_json(path) if told is None else told
     inner = content.get("tokenreel")
     if inner is None:
         message = f"{where}: {content.get('kind')}: {content.get('message')}"

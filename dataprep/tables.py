@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from loader.files import TEMPORARY_PREFIX, fsync_folder
+from loader.files import fsync_folder, make_folder, temporary_path
 from loader.text.records import document_ids
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ _ROWS_PER_GROUP = 1 << 16
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Write batches as one Parquet file, durably and under a temporary name first. Row groups have a fixed number of
     rows however the batches were cut, so the bytes depend on the rows alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    make_folder(path.parent)
+    temporary = temporary_path(path)
     try:
         with pq.ParquetWriter(
             temporary, schema, compression="zstd", write_page_checksum=True, store_schema=False
@@ -75,8 +76,12 @@ def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failing write does not say where
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
 
 

@@ -1,9 +1,11 @@
-"""Durable files: write under a temporary name, fsync, rename; hash; check names that come from a manifest."""
+"""Durable files and folders: write under a temporary name, fsync, rename; hash; check names from a manifest."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
@@ -16,7 +18,10 @@ __all__ = [
     "digest_bytes",
     "fsync_folder",
     "hash_file",
+    "make_folder",
+    "remove_folder",
     "remove_stale_temporaries",
+    "sync_tree",
     "temporary_path",
     "write_atomic",
 ]
@@ -31,12 +36,56 @@ def temporary_path(path: Path) -> Path:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames inside ``folder`` survive a power loss."""
+    """Make renames inside ``folder`` survive a power loss.
+
+    Raises:
+        OSError: the file system refused; it names the folder.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it; each survives a power loss, or a file in it would not.
+
+    Raises:
+        OSError: the file system refused; it names the folder.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make the names of everything below ``folder``, and its own, survive a power loss; not the contents of files."""
+    for place, _, _ in os.walk(folder, topdown=False):
+        fsync_folder(Path(place))
+    fsync_folder(folder.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove ``folder`` at once, whole or not at all, also where the process is killed or the power goes meanwhile: it
+    gets a temporary name first. Where none is, nothing happens.
+
+    Raises:
+        OSError: it cannot be renamed; what cannot be removed after that stays under the temporary name.
+    """
+    aside = temporary_path(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return
+    fsync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -45,7 +94,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     Raises:
         OSError: the file system refused (disk full, read-only, ...); it names the file, the temporary one is removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = temporary_path(path)
     try:
         with open(temporary, "wb") as file:
@@ -57,7 +106,8 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)  # a failing write does not say where
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
 
@@ -97,16 +147,22 @@ def check_name(name: str, place: str) -> str:
     return name
 
 
-def remove_stale_temporaries(folder: Path) -> list[Path]:
-    """Remove what killed writers left in ``folder`` (not below it); returns the removed paths.
+def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path]:
+    """Remove the files and folders that killed writers left in ``folder`` (not below it); returns the removed paths.
 
     Call it only where no other live process writes: a temporary name carries its writer's pid, and a live one is kept.
+    ``name``: only what was to become this name, in a folder that others write in too.
     """
     removed = []
     for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")):
-        pid = path.name[len(TEMPORARY_PREFIX) :].split("-", 1)[0]
+        pid, _, wanted = path.name[len(TEMPORARY_PREFIX) :].partition("-")
+        if name is not None and wanted != name:
+            continue
         if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
             continue
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
         removed.append(path)
     return removed

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.files import remove_stale_temporaries, temporary_path
+
 __all__ = ["Spill", "Workspace", "forget_pages", "new_map", "scratch_folder"]
 
-_PREFIX = "scratch-"
+_SCRATCH = "scratch"
 _DOCUMENT_BYTES = 150
 """Narrow columns of a document and what is made of them, at the most."""
 
@@ -54,11 +56,8 @@ class Workspace:
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """A folder below ``folder`` for scratch files; goes away at the end, as do those of killed processes."""
-    for left in sorted(folder.glob(f"{_PREFIX}*")):
-        pid = left.name.removeprefix(_PREFIX)
-        if not (pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()):
-            shutil.rmtree(left, ignore_errors=True)
-    scratch = folder / f"{_PREFIX}{os.getpid()}"
+    remove_stale_temporaries(folder, _SCRATCH)
+    scratch = temporary_path(folder / _SCRATCH)
     scratch.mkdir(parents=True)
     try:
         yield scratch

@@ -5,12 +5,12 @@ test.
 from __future__ import annotations
 
 import importlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from loader.errors import ConfigError, RefusedError
+from loader.files import remove_folder
 
 from ..stages import Stage, check_unchanged, close_stage, open_stage
 
@@ -67,13 +67,15 @@ def make_engine(name: str, options: EngineOptions) -> Engine:
 
 
 def run_stage(stage: Stage, engine: Engine, done: Callable[[int], None] = lambda rank: None) -> bool:
-    """Run ``stage`` unless it is finished; True when anything was run.
+    """Run ``stage`` unless it is finished; True when anything was run. One whose last task had ended when the job was
+    killed is only tidied up.
 
     Raises:
         RefusedError: a raw input changed before or while the stage ran.
         TokenreelError: what its tasks raised.
     """
-    if not stage.incomplete_ranks():
+    if not stage.incomplete_ranks() and (stage.logging_folder / "stats.json").is_file():
+        close_stage(stage)
         return False
     open_stage(stage)
     try:
@@ -84,7 +86,7 @@ def run_stage(stage: Stage, engine: Engine, done: Callable[[int], None] = lambda
         if (
             error.code == "TR-INPUT-CHANGED"
         ):  # what was read is not what the stage's digest says: it must not be found again
-            shutil.rmtree(stage.folder, ignore_errors=True)
+            remove_folder(stage.folder)
         raise
     close_stage(stage)
     return True

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
@@ -36,10 +36,10 @@ from datatrove.utils.stats import PipelineStats
 
 from loader.canonical import canonical_json
 from loader.errors import JobError
-from loader.files import write_atomic
+from loader.files import sync_tree, write_atomic
 
 from ..settings import child_environment_set
-from ..stages import Stage, error_of_task, record_error
+from ..stages import Stage, describe_error, error_of_task, record_error
 from . import EngineOptions
 
 __all__ = ["LocalEngine", "StageExecutor"]
@@ -83,7 +83,12 @@ class StageExecutor(PipelineExecutor):  # type: ignore[misc]
         return path.is_file() and path.read_text(encoding="ascii", errors="replace") == self.digest
 
     def mark_rank_as_completed(self, rank: int) -> None:
-        """Durably write the marker; it holds the stage digest."""
+        """Durably write the marker; it holds the stage digest. All names that it vouches for are made durable first:
+        a marker that outlives the folder of a task's output would leave that output missing for ever.
+        """
+        with open(self.stage_folder / "datatrove" / "stats" / f"{rank:05d}.json", "rb") as file:
+            os.fsync(file.fileno())
+        sync_tree(self.stage_folder)
         write_atomic(self._marker(rank), self.digest.encode("ascii"))
 
     def run(self) -> None:
@@ -94,11 +99,16 @@ class StageExecutor(PipelineExecutor):  # type: ignore[misc]
         return self.stage_folder / "datatrove" / "completions" / f"{rank:05d}"
 
     def merge_statistics(self) -> None:
-        """``stats.json`` from the statistics files of all ranks, those of earlier runs included."""
+        """``stats.json`` from the statistics files of all ranks, those of earlier runs included.
+
+        One that cannot be read is left out: datatrove writes them in place, so a second attempt may be at it, and no
+        output depends on them.
+        """
         folder = self.stage_folder / "datatrove"
         total = PipelineStats()
         for rank in range(self.num_tasks):
-            total += PipelineStats.from_json(json.loads((folder / "stats" / f"{rank:05d}.json").read_bytes()))
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                total += PipelineStats.from_json(json.loads((folder / "stats" / f"{rank:05d}.json").read_bytes()))
         write_atomic(folder / "stats.json", canonical_json(json.loads(total.to_json())))
 
 
@@ -116,19 +126,33 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _run_task(executor: StageExecutor, rank: int) -> None:
-    """Body of a task's process. Its stderr goes to a log: users see recorded errors, not datatrove's tracebacks."""
+def _run_task(executor: StageExecutor, rank: int, answer: connection.Connection) -> None:
+    """Body of a task's process. Its stderr goes to a log: users see recorded errors, not datatrove's tracebacks.
+
+    An error goes through ``answer`` as well: a full disk has no room for a record of it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-    log = executor.stage_folder / "datatrove" / "logs" / f"stderr_{rank:05d}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab", buffering=0) as file:
-        os.dup2(file.fileno(), sys.stderr.fileno())
-        try:
-            executor._run_for_rank(rank, local_rank=1)
-        except Exception as error:
+    try:
+        _log_stderr(executor.stage_folder / "datatrove" / "logs" / f"stderr_{rank:05d}.log")
+        executor._run_for_rank(rank, local_rank=1)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(executor.stage_folder)  # some libraries do not say where
+        with suppress(OSError):
             record_error(executor.stage_folder, rank, error)
-            os._exit(_RECORDED)
+        with suppress(OSError):
+            answer.send_bytes(canonical_json(describe_error(error)))
+        os._exit(_RECORDED)
+
+
+def _log_stderr(path: Path) -> None:
+    """From now on what goes to stderr goes to the end of this file; nowhere while there is none."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 @contextmanager
@@ -144,12 +168,15 @@ def _main_module_hidden() -> Iterator[None]:
 
 @dataclass
 class _Supervision:
-    """State of one stage run: ranks to start, processes alive, attempts made, ranks failed."""
+    """State of one stage run: ranks to start, processes alive (and where they tell their errors), attempts made, ranks
+    failed and what they said.
+    """
 
     todo: list[int]
-    live: dict[int, tuple[ForkServerProcess, int]] = field(default_factory=dict)
+    live: dict[int, tuple[ForkServerProcess, int, connection.Connection]] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    told: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 class LocalEngine:
@@ -178,22 +205,26 @@ class LocalEngine:
         finally:
             _stop_all(state)
         if state.failed:
-            raise _failure(stage, state.failed)
+            raise _failure(stage, state)
         executor.merge_statistics()
 
     def _start(self, context: Any, executor: StageExecutor, state: _Supervision) -> None:
         rank = state.todo.pop(0)
         state.attempts[rank] = state.attempts.get(rank, 0) + 1
         name = f"{executor.stage_name}-{rank}"
-        process = context.Process(target=_run_task, args=(executor, rank), name=name)
+        answers, answer = context.Pipe(duplex=False)
+        process = context.Process(target=_run_task, args=(executor, rank, answer), name=name)
         try:
             with child_environment_set(), _main_module_hidden():
                 process.start()
         except (EOFError, ConnectionError):  # the fork server itself was killed; the next start makes a new one
             time.sleep(_RESTART_S)
+            answers.close()
             self._again(state, rank, "its fork server died")
         else:
-            state.live[process.sentinel] = (process, rank)
+            state.live[process.sentinel] = (process, rank, answers)
+        finally:
+            answer.close()
 
     def _again(self, state: _Supervision, rank: int, cause: str) -> None:
         """Try a rank again, unless it was tried too often."""
@@ -204,7 +235,7 @@ class LocalEngine:
 
     def _collect(self, stage: Stage, state: _Supervision, sentinel: int, done: Callable[[int], None]) -> None:
         """One process ended: completed, failed for good, or to be tried again."""
-        process, rank = state.live.pop(sentinel)
+        process, rank, answers = state.live.pop(sentinel)
         process.join()
         code = process.exitcode
         process.close()
@@ -212,8 +243,11 @@ class LocalEngine:
             done(rank)
         elif code == _RECORDED:
             state.failed[rank] = ""
+            with suppress(EOFError, OSError, ValueError):
+                state.told[rank] = json.loads(answers.recv_bytes())
         else:
             self._again(state, rank, _cause(code))
+        answers.close()
 
 
 def _cause(code: int | None) -> str:
@@ -222,8 +256,9 @@ def _cause(code: int | None) -> str:
     return f"its process ended with code {code}"
 
 
-def _failure(stage: Stage, failed: dict[int, str]) -> Exception:
+def _failure(stage: Stage, state: _Supervision) -> Exception:
     """The error of the lowest failed rank; the others are named in its message."""
+    failed = state.failed
     ranks = sorted(failed)
     rank = ranks[0]
     if failed[rank]:
@@ -234,7 +269,7 @@ def _failure(stage: Stage, failed: dict[int, str]) -> Exception:
             next_command="if memory ran out, try again with fewer --workers; finished tasks are kept",
         )
     else:
-        error = error_of_task(stage, rank)
+        error = error_of_task(stage, rank, state.told.get(rank))
     if len(ranks) > 1:
         error.message += f" (and {len(ranks) - 1} more ranks: {', '.join(map(str, ranks[1:20]))})"
     assert isinstance(error, Exception)
@@ -243,7 +278,8 @@ def _failure(stage: Stage, failed: dict[int, str]) -> Exception:
 
 def _stop_all(state: _Supervision) -> None:
     """Kill what still runs (an interrupt, an error of our own) and wait for it."""
-    for process, _ in state.live.values():
+    for process, _, _ in state.live.values():
         process.kill()
-    for process, _ in state.live.values():
+    for process, _, answers in state.live.values():
         process.join(_POLL_S)
+        answers.close()

@@ -253,7 +253,7 @@ def test_work_on_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyP
     staging, place = tmp_path / "work" / "train", tmp_path / "data" / "out"
     (staging / "web").mkdir(parents=True)
     (staging / "web" / "shard").write_bytes(b"tokens")
-    (tmp_path / "data" / ".tmp-1-out").mkdir(parents=True)
+    (tmp_path / "data" / ".tmp-4194999-out").mkdir(parents=True)
     rename = os.rename
 
     def other_device(source: Path, target: Path) -> None:

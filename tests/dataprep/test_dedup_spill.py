@@ -93,19 +93,21 @@ def test_a_group_beyond_the_memory_needs_no_signatures(tmp_path: Path, methods: 
 
 def test_scratch_goes_away_but_not_that_of_a_living_process(tmp_path: Path) -> None:
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    for name in (f"scratch-{int(dead.stdout)}", f"scratch-{os.getppid()}", "scratch-nobody"):
+    for name in (f".tmp-{int(dead.stdout)}-scratch", f".tmp-{os.getppid()}-scratch", ".tmp-nobody-scratch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows").write_bytes(b"left")
 
     def fail_inside() -> None:
         with scratch_folder(tmp_path) as scratch:
             (scratch / "rows").write_bytes(b"mine")
-            assert sorted(path.name for path in tmp_path.iterdir()) == sorted([scratch.name, f"scratch-{os.getppid()}"])
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+                [scratch.name, f".tmp-{os.getppid()}-scratch"]
+            )
             raise KeyError("stopped")
 
     with pytest.raises(KeyError):
         fail_inside()
-    assert [path.name for path in tmp_path.iterdir()] == [f"scratch-{os.getppid()}"]
+    assert [path.name for path in tmp_path.iterdir()] == [f".tmp-{os.getppid()}-scratch"]
 
 
 @pytest.mark.parametrize(("count", "distinct"), [(1, 1), (2, 1), (1000, 7), (5000, 4000), (3000, 1)])

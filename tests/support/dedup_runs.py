@@ -65,7 +65,7 @@ def run_stages(
     for rank in range(num_tasks):
         list(sign.run(None, rank, num_tasks))
     list(DecideDocuments(inputs, config, work / "signed", work / "decided", **options).run(None, 0, 1))
-    assert not list((work / "decided").glob("scratch-*"))
+    assert not list((work / "decided").glob(".tmp-*"))
     return read_outcome(inputs, work / "decided")
 
 
