@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
-from warcio.statusandheaders import StatusAndHeaders
-from warcio.warcwriter import WARCWriter
+from support.warc import NO_ENCODING, warc_record
 
 from dataprep.documents import InputFile
 from dataprep.format_patterns import DEFAULT_PATTERNS
@@ -58,23 +57,9 @@ def write_arrow_stream(path: Path, texts: Texts) -> None:
 
 def write_warc(path: Path, texts: Texts) -> None:
     """A record without text is a page in no encoding."""
-    with open(path, "wb") as file:
-        writer = WARCWriter(file, gzip=path.suffix == ".gz")
-        for number, text in enumerate(texts):
-            headers = StatusAndHeaders("200 OK", [("Content-Type", "text/html")], protocol="HTTP/1.0")
-            page = text.encode() if text is not None else bytes(range(0x80, 0x100)) * 3 + b"\x81\xff\xff\xff"
-            record = writer.create_warc_record(
-                f"http://example.org/{number}",
-                "response",
-                payload=io.BytesIO(page),
-                http_headers=headers,
-                warc_headers_dict={
-                    "WARC-Identified-Payload-Type": "text/html",
-                    "WARC-Date": "2026-01-01T00:00:00Z",
-                    "WARC-Record-ID": f"<urn:uuid:{number}>",
-                },
-            )
-            writer.write_record(record)
+    pages = [text.encode() if text is not None else NO_ENCODING for text in texts]
+    records = [warc_record(page) for page in pages]
+    path.write_bytes(b"".join(gzip.compress(r, mtime=0) if path.suffix == ".gz" else r for r in records))
 
 
 @dataclass(frozen=True)
