@@ -10,6 +10,7 @@ retries are off: theirs know nothing of short answers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +23,10 @@ from .store_failures import FailureKind, StoreError, Transfer, redact, url_probl
 __all__ = ["RemoteFile", "Store", "is_url", "open_store"]
 
 _OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"})
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_PASSING_STATUSES = frozenset({408, 425, 429})
+# The metadata service of clouds is asked for credentials where the environment has none.
+_DENIED_WORDS = ("ExpiredToken", "TokenRefreshRequired", "RequestTimeTooSkewed", "169.254.169.254")
 _VERSION_KEYS = ("ETag", "etag", "sha256", "blob_id", "generation", "md5Hash", "content_md5", "version_id")
 
 
@@ -220,14 +225,19 @@ def _failure(error: Exception) -> StoreError:
         ((known.PermissionDeniedError, known.UnauthenticatedError), "denied"),
         ((known.NotSupportedError, known.InvalidPathError), "unsupported"),
     )
-    kind: FailureKind = next((kind for types, kind in kinds if isinstance(error, types)), "again")
-    if kind == "again" and any(
-        word in text for word in ("ExpiredToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
-    ):
-        kind = "denied"
-    if kind == "again" and "not support range" in text.lower():
-        kind = "unsupported"
-    return StoreError(kind, redact(text))
+    kind: FailureKind | None = next((kind for types, kind in kinds if isinstance(error, types)), None)
+    return StoreError(kind or _kind_of_text(text), redact(text))
+
+
+def _kind_of_text(text: str) -> FailureKind:
+    """What a generic error means: its status stands in the text alone, as that of every failed listing does."""
+    if any(word in text for word in _DENIED_WORDS):
+        return "denied"
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    if status in (401, 403, 404):
+        return "missing" if status == 404 else "denied"
+    return "unsupported" if 300 <= status < 500 and status not in _PASSING_STATUSES else "again"
 
 
 class _FileSystem:

@@ -25,6 +25,7 @@ there now. ``missing``: no such object. ``unsupported``: the server cannot do th
 
 _R = TypeVar("_R")
 _SHOWN_CHARACTERS = 300
+_DENIED_ATTEMPTS = 4
 _QUERY = re.compile(r"((?:[a-z][a-z0-9+.-]*://|/)[^\s?\"'<>()]*)\?[^\s\"'<>()]+", re.I)
 _USER = re.compile(r"(://)[^/\s@\"']+@")
 _BODY = re.compile(r"<\?xml.*|<Error>.*|<html.*|<!doctype.*", re.I | re.S)
@@ -87,7 +88,7 @@ def url_problem(url: str) -> str | None:
         return "a URL with a password: credentials come from the environment, never from the configuration"
     if "?" in rest or "#" in rest:
         return "a URL with a query or a fragment: credentials come from the environment, never from the configuration"
-    if not rest.strip("/") and scheme != "memory":
+    if not host and scheme != "memory":
         return "a URL without a bucket or a host"
     segments = rest.rstrip("/").split("/")[1:]
     if any(segment in ("", ".", "..") for segment in segments) or "::" in url or not url.isprintable():
@@ -119,7 +120,8 @@ def with_retries(
         except StoreError as failure:
             if failure.kind in ("changed", "unsupported"):
                 raise
-            if failure.kind == "missing" or number == transfer.attempts or stop.is_set():
+            last = min(_DENIED_ATTEMPTS, transfer.attempts) if failure.kind == "denied" else transfer.attempts
+            if failure.kind == "missing" or number >= last or stop.is_set():
                 raise _final(failure, place, number) from None
             if failure.kind == "denied":
                 renew()

@@ -34,6 +34,7 @@ __all__ = [
     "S3Server",
     "fault_proxy",
     "running_server",
+    "s3_server",
     "static_http",
 ]
 
@@ -137,7 +138,7 @@ def running_server() -> Iterator[S3Server]:
         (folder / "data").mkdir()
         master, volume, filer, s3 = _free_ports(4)
         command = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}"]
-        command += ["-master.volumeSizeLimitMB=64", "-volume.max=20", "-volume.preStopSeconds=0", "-filer=true", "-s3"]
+        command += ["-master.volumeSizeLimitMB=64", "-volume.max=500", "-volume.preStopSeconds=0", "-filer=true", "-s3"]
         command += [
             "-master.telemetry=false",
             "-master.electionTimeout=1s",
@@ -342,3 +343,10 @@ def static_http(folder: Path) -> Iterator[str]:
         finally:
             listener.shutdown()
             thread.join()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One server for all tests of a run; each test takes a bucket of its own."""
+    with running_server() as server:
+        yield server

@@ -1,0 +1,7 @@
+"""Fixtures that several files of this folder share."""
+
+from __future__ import annotations
+
+from support.object_store import s3_server
+
+__all__ = ["s3_server"]
