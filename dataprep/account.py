@@ -112,12 +112,14 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
     """The whole account of a build, checked.
 
     Returns:
-        ``{"sources": {source: {...}}, "mix": [rows], "cut_bytes": bytes cut from documents of both Datasets,
+        ``{"sources": {source: {...}}, "mix": [rows], "mixture": stages of the default Mixture as
+        realised (only where something is asked for), "cut_bytes": bytes cut from documents of both Datasets,
         "dedup": {...}, "screens": {...}}``.
 
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
     """
+    from .mix_output import mixture_rows
     from .mix_stage import read_mix
 
     sources = dedup_account(pipeline)
@@ -136,6 +138,7 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
             )
     cut_bytes = sum(row["trained_cut_bytes"] + row["held_out_cut_bytes"] for row in sources.values())
     account = {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
+    account |= {"mixture": stages} if (stages := mixture_rows(pipeline)) else {}
     return {**account, "dedup": dedup_figures(pipeline), "screens": screen_account(pipeline)}
 
 

@@ -74,12 +74,12 @@ def mix(options: CommonOptions, config: Path) -> None:
     if options.plan:
         options.output.result(*describe_plan(prepared, "mix"))
         return
-    from .mix_stage import read_mix
+    from .mix_output import mix_json
 
     with locked(prepared.pipeline.work):
         run_until(prepared, "mix", options.output)
-        rows = read_mix(prepared.pipeline.folder("mix")).rows
-    options.output.result({"mix": [row.to_json() for row in rows]}, lambda: mix_text(prepared.pipeline))
+        result = mix_json(prepared.pipeline)
+    options.output.result(result, lambda: mix_text(prepared.pipeline))
 
 
 @click.command()

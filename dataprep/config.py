@@ -208,6 +208,9 @@ class BuildConfig:
         stages = [(f"stages: {i}: ratios", stage.ratios) for i, stage in enumerate(self.mix.stages)]
         for key, names in (("ratios", self.mix.ratios or {}), ("max_epochs", self.mix.max_epochs), *stages):
             problems += [f"{key} names the unknown source {name!r}" for name in names if name not in self.sources]
+        if self.mix.stages:
+            named = {name for stage in self.mix.stages for name, ratio in stage.ratios.items() if ratio}
+            problems += [f"no stage reads source {name!r}" for name in self.sources if name not in named]
         if self.mix.ratios is not None:
             problems += [
                 f"ratios says nothing of source {name!r}" for name in self.sources if name not in self.mix.ratios

@@ -1,27 +1,24 @@
-"""Mixing by tokens: how long the plan is, what each source gives, how much of it is kept, how often it will be seen.
+"""What the mix makes of each source: documents kept up to a budget, and planned, kept and realised side by side.
 
-Mixing only takes away: the documents of a source with the smallest keyed hashes are kept until its budget is full, so
-a larger
-budget keeps the earlier documents. Nothing is repeated on disk; a source that the plan needs more than once is
-repeated by the
-loader. The realised shares become the Dataset's default Mixture.
+Mixing only takes away: the documents of a source with the smallest keyed hashes are kept until they cover its budget,
+so a larger budget keeps the earlier documents. Documents are whole, so a source keeps up to one document more than its
+budget. That costs disk, not accuracy: shares are realised by the default Mixture, which reads each source at the share
+that was asked for and so leaves the surplus unread. Nothing is repeated on disk; the loader repeats.
 
 Legend: D documents of a source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.errors import JobError, RefusedError
+from .mix_plan import MixPlan, PlannedStage
 
-from .config import MixConfig
-
-__all__ = ["SourceMix", "keep_prefix", "mix_table", "plan_mix", "realised"]
+__all__ = ["SourceMix", "keep_cover", "keep_prefix", "mix_table", "realised", "stages_table", "text_table"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +27,16 @@ class SourceMix:
 
     Attributes:
         source: its name.
-        available_tokens, available_documents: after deduplication and hold-out.
-        ratio: share asked for.
+        available_tokens, available_documents: after deduplication and hold-out; tokens of a thinned source are
+            estimated.
+        ratio: share of the plan asked for.
         planned_tokens: tokens of the plan that come from it, repeats counted.
-        budget_tokens: unique tokens of them, at most ``available_tokens``.
-        kept_tokens, kept_documents: what whole documents make of the budget; equal to the budget until decided.
-        share: realised share of the plan, by tokens.
+        budget_tokens: unique tokens to keep, at most ``available_tokens``.
+        kept_tokens, kept_documents: what whole documents make of the budget.
+        share: share of the plan that it gets, by tokens.
+        error: ``share`` minus ``ratio``; 0 unless sources run out or borders of stages are rounded.
         epochs: planned over kept tokens.
+        thinned_documents: of those left out, how many were never tokenised.
     """
 
     source: str
@@ -48,83 +48,13 @@ class SourceMix:
     kept_tokens: int
     kept_documents: int
     share: float
+    error: float
     epochs: float
+    thinned_documents: int = 0
 
     def to_json(self) -> dict[str, str | int | float]:
         """As a JSON-able dictionary."""
         return asdict(self)
-
-
-def plan_mix(tokens: Mapping[str, int], config: MixConfig) -> dict[str, tuple[float, int, int]]:
-    """Share out the plan's tokens.
-
-    Args:
-        tokens: source -> tokens available.
-        config: ratios, total, epochs and what happens when a source runs out.
-
-    Returns:
-        source -> (ratio, planned tokens, unique tokens to keep).
-
-    Raises:
-        JobError: a source has no tokens (``TR-MIX-EMPTY``).
-        RefusedError: the plan needs a source more often than ``max_epochs`` allows (``TR-MIX-EPOCHS``).
-    """
-    for source, available in tokens.items():
-        if available <= 0:
-            raise JobError(
-                "TR-MIX-EMPTY",
-                f"source {source!r} has no documents left to mix",
-                source,
-                "at least one document after deduplication and hold-out",
-                "remove the source, or look at removed.parquet and rejected.parquet",
-            )
-    if config.ratios is None and config.total_tokens is None:
-        whole = sum(tokens.values())
-        return {source: (available / whole, available, available) for source, available in tokens.items()}
-    weights = dict(config.ratios) if config.ratios is not None else {s: float(t) for s, t in tokens.items()}
-    whole_weight = sum(weights.values())
-    ratios = {source: weights[source] / whole_weight for source in tokens}
-    planned = _planned_tokens(tokens, ratios, config)
-    return {source: (ratios[source], planned[source], min(planned[source], tokens[source])) for source in tokens}
-
-
-def _planned_tokens(tokens: Mapping[str, int], ratios: Mapping[str, float], config: MixConfig) -> dict[str, int]:
-    """Tokens of the plan per source, under the policy for sources that run out."""
-    one_epoch = config.total_tokens is None or config.exhaustion != "repeat"
-    unlimited = {source: float("inf") for source in tokens if not one_epoch}
-    limits = {source: config.max_epochs.get(source, unlimited.get(source, 1.0)) * tokens[source] for source in tokens}
-    longest = min(limits[source] / ratios[source] for source in tokens)
-    if config.total_tokens is None:
-        return {source: int(longest * ratios[source]) for source in tokens}
-    total = config.total_tokens
-    if total <= longest:
-        return {source: round(total * ratios[source]) for source in tokens}
-    if config.exhaustion == "stop":
-        return {source: int(longest * ratios[source]) for source in tokens}
-    if config.exhaustion == "renormalise":
-        return _renormalised(limits, ratios, total)
-    source = min(tokens, key=lambda name: limits[name] / ratios[name])
-    raise RefusedError(
-        "TR-MIX-EPOCHS",
-        f"source {source!r} would be seen {total * ratios[source] / tokens[source]:.2f} times",
-        f"mix.max_epochs.{source}",
-        f"at most {config.max_epochs[source]:g} epochs, that is total_tokens <= {int(longest)}",
-        "lower mix.total_tokens or the source's ratio, raise max_epochs, or set mix.exhaustion",
-    )
-
-
-def _renormalised(limits: Mapping[str, float], ratios: Mapping[str, float], total: int) -> dict[str, int]:
-    """Sources that run out give all they may; the others share the rest by their ratios, as often as needed."""
-    fixed: dict[str, float] = {}
-    while True:
-        rest = total - sum(fixed.values())
-        open_ratios = {source: ratios[source] for source in ratios if source not in fixed}
-        weight = sum(open_ratios.values())
-        over = [source for source, ratio in open_ratios.items() if rest * ratio / weight > limits[source]]
-        if not over:
-            shared = {source: rest * ratio / weight for source, ratio in open_ratios.items()}
-            return {source: round({**shared, **fixed}[source]) for source in ratios}
-        fixed.update({source: limits[source] for source in over})
 
 
 def keep_prefix(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_tokens: int) -> NDArray[np.bool_]:
@@ -140,50 +70,96 @@ def keep_prefix(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_t
     return kept_D
 
 
+def keep_cover(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_tokens: int) -> NDArray[np.bool_]:
+    """The documents with the smallest keys, as few as cover the budget (all, if they do not; the first one always).
+
+    Monotone: a larger budget keeps the same documents and more. Without its last document what is kept would not
+    suffice.
+    """
+    order_D = np.argsort(key_D, kind="stable")
+    stop_D = np.cumsum(tokens_D[order_D])
+    count = int(np.searchsorted(stop_D, budget_tokens, side="left")) + 1
+    kept_D = np.zeros(len(key_D), np.bool_)
+    kept_D[order_D[:count]] = True
+    return kept_D
+
+
 def realised(
-    planned: Mapping[str, tuple[float, int, int]],
+    plan: MixPlan,
     available: Mapping[str, tuple[int, int]],
     kept: Mapping[str, tuple[int, int]],
+    thinned: Mapping[str, int],
 ) -> tuple[SourceMix, ...]:
     """Planned and kept side by side, with realised shares.
 
     Args:
-        planned: of ``plan_mix``.
+        plan: of ``plan_mix``.
         available, kept: source -> (documents, tokens).
+        thinned: source -> documents left out before they were tokenised.
     """
-    seen = {}
-    for source, (_, planned_tokens, budget_tokens) in planned.items():
-        repeated = planned_tokens > budget_tokens
-        seen[source] = planned_tokens if repeated else kept[source][1]
-    whole = sum(seen.values())
-    return tuple(
-        SourceMix(
-            source=source,
-            available_tokens=available[source][1],
-            available_documents=available[source][0],
-            ratio=ratio,
-            planned_tokens=planned_tokens,
-            budget_tokens=budget_tokens,
-            kept_tokens=kept[source][1],
-            kept_documents=kept[source][0],
-            share=seen[source] / whole,
-            epochs=seen[source] / kept[source][1],
+    rows = []
+    for source, ratio in plan.ratios.items():
+        planned_tokens = plan.planned_tokens(source)
+        share = planned_tokens / plan.total_tokens
+        rows.append(
+            SourceMix(
+                source=source,
+                available_tokens=available[source][1],
+                available_documents=available[source][0],
+                ratio=ratio,
+                planned_tokens=planned_tokens,
+                budget_tokens=plan.keep_tokens[source],
+                kept_tokens=kept[source][1],
+                kept_documents=kept[source][0],
+                share=share,
+                error=share - ratio,
+                epochs=planned_tokens / kept[source][1],
+                thinned_documents=thinned.get(source, 0),
+            )
         )
-        for source, (ratio, planned_tokens, budget_tokens) in planned.items()
-    )
+    return tuple(rows)
 
 
 def mix_table(rows: tuple[SourceMix, ...]) -> str:
-    """The table that is printed before shards are written."""
-    width = max(6, *(len(row.source) for row in rows))
-    head = f"{'source':<{width}} {'available':>14} {'planned':>14} {'kept':>14} {'ratio':>8} {'share':>8} {'epochs':>7}"
-    lines = [
-        f"{row.source:<{width}} {row.available_tokens:>14,} {row.planned_tokens:>14,} {row.kept_tokens:>14,}"
-        f" {100 * row.ratio:>7.2f}% {100 * row.share:>7.2f}% {row.epochs:>7.3f}"
-        for row in rows
-    ]
-    total = (
-        f"{'total':<{width}} {sum(r.available_tokens for r in rows):>14,} {sum(r.planned_tokens for r in rows):>14,}"
-        f" {sum(r.kept_tokens for r in rows):>14,}"
-    )
-    return "\n".join(["tokens", head, *lines, total])
+    """The table of sources that is printed before shards are written."""
+    cells = [["source", "available", "planned", "kept", "asked", "share", "error", "epochs"]]
+    for row in rows:
+        about = "~" if row.thinned_documents else ""
+        cells.append(
+            [
+                row.source,
+                f"{about}{row.available_tokens:,}",
+                f"{row.planned_tokens:,}",
+                f"{row.kept_tokens:,}",
+                f"{100 * row.ratio:.2f}%",
+                f"{100 * row.share:.2f}%",
+                f"{100 * row.error:+.3f}%",
+                f"{row.epochs:.3f}",
+            ]
+        )
+    sums = [sum(getattr(row, f"{name}_tokens") for row in rows) for name in ("available", "planned", "kept")]
+    cells.append(["total", *(f"{number:,}" for number in sums), "", "", "", ""])
+    lines = ["tokens", *text_table(cells)]
+    if any(row.thinned_documents for row in rows):
+        lines.append("~ estimated: documents that no plan of this length needs were not tokenised")
+    return "\n".join(lines)
+
+
+def stages_table(stages: Sequence[PlannedStage]) -> str:
+    """The stages of the plan by tokens; a stage is broken where a source runs out."""
+    cells = [["stage", "from token", "tokens", "shares"]]
+    for stage in stages:
+        length = stage.stop_tokens - stage.start_tokens
+        shares = "  ".join(f"{source} {100 * count / length:.2f}%" for source, count in stage.tokens.items())
+        cells.append([str(stage.asked), f"{stage.start_tokens:,}", f"{length:,}", shares])
+    return "\n".join(["stages", *text_table(cells, left=(0, 3))])
+
+
+def text_table(cells: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Lines of a table; the first row is its head, columns ``left`` are aligned left, the others right."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = []
+    for row in cells:
+        padded = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(padded).rstrip())
+    return lines

@@ -1,7 +1,7 @@
 """The stages of a job in their order: what each one is made of, which are finished, and running those that are not.
 
     [quality] -> [items -> contamination -> decontaminate] -> sign -> decide -> [anchors -> repeats -> grams -> spans]
-    -> [index] -> choose -> sample -> tokenizer -> tokenize -> mix -> pack -> write -> (publish)
+    -> [index] -> choose -> sample -> tokenizer -> [gauge -> thin] -> tokenize -> mix -> pack -> write -> (publish)
 
 Stages in brackets exist only where the configuration asks for them. The digest of every stage is known before anything
 runs, because it is made of configuration, input hashes and parents' digests only. So a finished job is recognised from
@@ -26,10 +26,12 @@ from .buckets import Bucket, BuildFolders
 from .dedup.order_keys import order_field
 from .fates import Fates
 from .job import Job
+from .mix_plan import most_tokens
 from .normalize import RULES_VERSION, UNICODE_VERSION
 from .places import find_index
 from .stage_makers import StageParts, build_folders, decide_config, fates_of, stage_makers
 from .stages import RawFile, Stage, stage_digest
+from .thin import candidates
 from .tokenizer_config import LoadedModel
 
 if TYPE_CHECKING:
@@ -53,17 +55,22 @@ STAGES: Mapping[str, int] = {
     "choose": 1,
     "sample": 2,
     "tokenizer": 2,
+    "gauge": 1,
+    "thin": 1,
     "tokenize": 3,
-    "mix": 2,
+    "mix": 3,
     "pack": 1,
     "write": 3,
 }
 """Stage -> version: raised whenever the same configuration and input would give other output."""
 
-_READERS = frozenset({"quality", "contamination", "sign", "decide", "anchors", "grams", "index", "sample", "tokenize"})
+_READERS = frozenset(
+    {"quality", "contamination", "sign", "decide", "anchors", "grams", "index", "sample", "gauge", "tokenize"}
+)
 """Stages that read the raw input."""
 _BUCKET_BYTES = 1 << 28
 _MAX_BUCKET_BITS = 12
+_TOKEN_BYTES = 8  # bytes of text for each token, for sizing tasks only
 _COMPRESSION = 4  # decompressed over compressed size, for sizing tasks only
 
 
@@ -150,8 +157,9 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
         assert model is not None
         loaded = LoadedModel(model, _model_hash(model, config.tokenizer.kind), config.tokenizer.policy(model))
         plans.add("tokenizer", {"kind": config.tokenizer.kind, **loaded.policy.to_plain()}, [], 1, [loaded.model_hash])
-    plans.add("tokenize", {"seed": config.seed}, [*last, "tokenizer"], files)
-    plans.add("mix", {"mix": to_plain(config.mix), "seed": config.seed}, ["tokenize"], 1)
+    thinned = _plan_thinning(plans, job, last)
+    plans.add("tokenize", {"seed": config.seed}, [*last, "tokenizer", *thinned], files)
+    plans.add("mix", _what_mixing_uses(job), ["tokenize"], 1)
     buckets = _buckets(job)
     shape = [[bucket.split, bucket.source, bucket.number, bucket.bits] for bucket in buckets]
     packing = {"pack": to_plain(config.pack), "shards": to_plain(config.shards), "seed": config.seed}
@@ -228,6 +236,27 @@ def _what_signing_uses(job: Job) -> dict[str, Any]:
     }
 
 
+def _plan_thinning(plans: _StagePlans, job: Job, last: Sequence[str]) -> list[str]:
+    """Add the stages that thin sources which are far too large, if there are any; the one that tokenising follows."""
+    found = candidates(job)
+    if not found:
+        return []
+    seed = {"seed": job.config.seed}
+    samples = {source: candidate.sample_limit for source, candidate in found.items()}
+    plans.add("gauge", {**seed, "sample_limits": samples}, [*last, "tokenizer"], len(job.inputs))
+    most = {source: candidate.most_tokens for source, candidate in found.items()}
+    plans.add("thin", {**seed, "most_tokens": most}, ["gauge"], 1)
+    return ["thin"]
+
+
+def _what_mixing_uses(job: Job) -> dict[str, Any]:
+    """The mix, and the samples in whose blocks its stages are counted; thinning changes nothing that the mix says."""
+    mix = _plain(job.config.mix)
+    del mix["thin"]
+    seq_len = job.config.pack.seq_len if job.config.mix.asks else None
+    return {"mix": mix, "seed": job.config.seed, "seq_len": seq_len}
+
+
 class _StagePlans:
     """Stages under construction: digests, descriptions and folders by name."""
 
@@ -302,14 +331,18 @@ def _model_hash(model: Path, kind: str) -> str:
 
 
 def _buckets(job: Job) -> tuple[Bucket, ...]:
-    """Tasks of packing: 2^k buckets of about 256 MiB of text for each source and split that may have documents."""
-    fraction = job.config.holdout.fraction
+    """Tasks of packing: 2^k buckets of about 256 MiB of text for each source and split that may have documents; fewer
+    where the mix keeps little of it, as a bucket is a shard at least."""
+    config, fraction = job.config, job.config.holdout.fraction
+    most = most_tokens(list(config.sources), config.mix, config.pack.seq_len)
     buckets = []
     for split, share in enumerate((1.0, fraction)):
         if share == 0:
             continue
         for source in job.config.sources:
             size_bytes = sum(_text_bytes(file) for file in job.raw if file.source == source) * share
+            if split == 0 and source in most:
+                size_bytes = min(size_bytes, most[source] * _TOKEN_BYTES)
             bits = 0
             while bits < _MAX_BUCKET_BITS and size_bytes > _BUCKET_BYTES << bits:
                 bits += 1

@@ -79,7 +79,7 @@ def publish(pipeline: Pipeline, output: Path, written: Written, report: str, fac
         output: folder of the training Dataset.
         written: what the write stage left.
         report: HTML of report.html.
-        facts: ``accounting``, for the manifest; ``job``, for job.json.
+        facts: ``accounting`` and ``mixture``, for the manifest; ``job``, for job.json.
 
     Raises:
         RefusedError: another Dataset is at one of the places.
@@ -150,6 +150,7 @@ def _finish(
         parents={"build": pipeline.digest, "inputs": digest_of([raw.identity() for raw in job.raw])},
         config={**semantic_of(job.config), "split": SPLITS[split]},
         accounting=facts["accounting"],
+        mixture=facts["mixture"] if split == 0 else None,
         extra_files=tuple(extra),
     )
     write_dataset_manifest(folder, info)

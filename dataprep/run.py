@@ -234,6 +234,7 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
 def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None:
     """All stages, the tables that belong between them, the account, the Datasets."""
     from .account import account, account_table, dedup_account, read_written
+    from .mix_output import check_output, dataset_mixture, mixture_text
     from .publish import publish, publish_index
     from .report import dataset_page
 
@@ -244,6 +245,9 @@ def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None
             output.note(account_table(dedup_account(pipeline)))
         elif stage.name == "mix":
             output.note(mix_text(pipeline))
+        elif stage.name == "pack":
+            check_output(pipeline)
+            output.note(mixture_text(pipeline))
 
     run_until(prepared, "write", output, after)
     written = read_written(pipeline)
@@ -255,6 +259,7 @@ def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None
         "base": prepared.base,
         "output": prepared.output,
         "accounting": accounting,
+        "mixture": dataset_mixture(pipeline),
         "package_version": package_version(),
         "job": _job_facts(prepared, started),
     }
@@ -263,11 +268,14 @@ def _run_and_publish(prepared: Prepared, output: Output, started: float) -> None
 
 
 def mix_text(pipeline: Pipeline) -> str:
-    """The table of the finished mix stage."""
-    from .mix import mix_table
+    """The tables of the finished mix stage: sources, stages if there are several, what the shards will take."""
+    from .mix import mix_table, stages_table
+    from .mix_output import predicted_output, predicted_text
     from .mix_stage import read_mix
 
-    return mix_table(read_mix(pipeline.folder("mix")).rows)
+    mix = read_mix(pipeline.folder("mix"))
+    parts = [mix_table(mix.rows), *([stages_table(mix.stages)] if len(mix.stages) > 1 else [])]
+    return "\n\n".join([*parts, predicted_text(predicted_output(pipeline))])
 
 
 def package_version() -> str:

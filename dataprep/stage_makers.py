@@ -21,6 +21,8 @@ from .tokenizer_config import LoadedModel
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
 
+    from .thin import Thinning
+
 __all__ = ["StageParts", "build_folders", "decide_config", "fates_of", "sign_config", "stage_makers"]
 
 SCREENS: Mapping[str, Status] = {
@@ -197,18 +199,51 @@ def _tokenizer(parts: StageParts) -> tuple[PipelineStep, ...]:
     return (MakeTokenizer(parts.job.config.tokenizer, folders["tokenizer"], folders.get("sample"), parts.loaded),)
 
 
+def _thinning(parts: StageParts) -> Thinning | None:
+    """What was left out before tokenising; None where nothing can have been."""
+    from .thin import Thinning
+
+    return Thinning(parts.job, parts.fates, parts.folders["thin"]) if "thin" in parts.folders else None
+
+
+def _thinned_fates(parts: StageParts) -> Fates:
+    """What became of each record, as tokenising is to see it."""
+    from .thin import ThinnedFates
+
+    fates = parts.fates
+    return ThinnedFates(fates.status, fates.cuts, fates.tables, fates.signed, _thinning(parts))
+
+
+def _gauge(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .thin import candidates
+    from .thin_stage import GaugeDocuments
+
+    folders, found = parts.folders, candidates(parts.job)
+    return (GaugeDocuments(parts.job, parts.fates, found, (folders["sign"], folders["tokenizer"], folders["gauge"])),)
+
+
+def _thin(parts: StageParts) -> tuple[PipelineStep, ...]:
+    from .thin import candidates
+    from .thin_stage import ThinDocuments
+
+    folders, found = parts.folders, candidates(parts.job)
+    return (ThinDocuments(parts.job, parts.fates, found, (folders["sign"], folders["gauge"], folders["thin"])),)
+
+
 def _tokenize(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .tokenize import TokenizeDocuments
 
     folders = parts.folders
-    return (TokenizeDocuments(parts.job, parts.fates, (folders["sign"], folders["tokenizer"], folders["tokenize"])),)
+    fates = _thinned_fates(parts)
+    return (TokenizeDocuments(parts.job, fates, (folders["sign"], folders["tokenizer"], folders["tokenize"])),)
 
 
 def _mix(parts: StageParts) -> tuple[PipelineStep, ...]:
     from .mix_stage import MixDocuments
 
     folders = parts.folders
-    return (MixDocuments(parts.job, (folders["tokenize"], folders["tokenizer"], folders["mix"])),)
+    places = (folders["tokenize"], folders["tokenizer"], folders["mix"])
+    return (MixDocuments(parts.job, places, _thinning(parts)),)
 
 
 def _pack(parts: StageParts) -> tuple[PipelineStep, ...]:
@@ -235,6 +270,8 @@ _MAKERS: Mapping[str, _Maker] = {
     "choose": _choose,
     "sample": _sample,
     "tokenizer": _tokenizer,
+    "gauge": _gauge,
+    "thin": _thin,
     "tokenize": _tokenize,
     "mix": _mix,
     "pack": _pack,

@@ -97,7 +97,7 @@ def _dataset_text(value: dict[str, Any]) -> str:
         f" {s['num_segments']:12,} {s['padding']:8.3%}"
         for s in value["sources"]
     ]
-    rest = {name: value[name] for name in ("tokenizer", "parents", "order", "package_version", "accounting")}
+    rest = {name: value[name] for name in ("tokenizer", "parents", "order", "mixture", "package_version", "accounting")}
     lines += _tree(rest, "  ")
     lines.append(f"  files: {len(value['files'])} covered by hash beside the shards")
     return "\n".join(lines)

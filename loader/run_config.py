@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from .order.skips import SkipList
     from .sources import Sources
 
-__all__ = ["BatchStageConfig", "DataConfig", "MixtureStageConfig", "build_plan", "default_weights"]
+__all__ = [
+    "BatchStageConfig",
+    "DataConfig",
+    "MixtureStageConfig",
+    "build_plan",
+    "default_stages",
+    "default_weights",
+    "mixture_of",
+    "planned_positions",
+]
 
 _BLOCK = 256
 
@@ -70,7 +79,7 @@ class DataConfig:
         seed: of the order.
         window_shards: shards shuffled together.
         slices: staggered slices a shard is cut in.
-        mixture: stages of weights; none = the shares that the Datasets were mixed with.
+        mixture: stages of weights; none = what the Datasets were mixed for (:func:`default_stages`).
         batch: stages of the global batch.
     """
 
@@ -103,14 +112,66 @@ class DataConfig:
             raise ValueError("\n".join(problems))
 
 
+def mixture_of(data: DataConfig, sources: Sources) -> tuple[MixtureStageConfig, ...]:
+    """The stages in force: those of the run, or else of its Datasets.
+
+    Raises:
+        ConfigError: as :func:`default_stages`.
+    """
+    return data.mixture or default_stages(sources)
+
+
+def default_stages(sources: Sources) -> tuple[MixtureStageConfig, ...]:
+    """The mixture of a run that names none.
+
+    One Dataset: the stages in its manifest, or, without any, each source by its tokens (:func:`default_weights`).
+    Several: one stage, each source by what its Dataset's plan reads of it. A Dataset whose shares change on the way
+    says nothing about how they should beside others, so that is refused.
+
+    Raises:
+        ConfigError: several Datasets, one of which has stages (``TR-MIXTURE-SEVERAL``).
+    """
+    from .errors import ConfigError
+
+    for dataset in sources.datasets:
+        mixture = dataset.manifest.mixture
+        if mixture is None:
+            continue
+        if len(sources.datasets) == 1:
+            return tuple(MixtureStageConfig(stage.start, stage.weights) for stage in mixture.stages)
+        if len(mixture.stages) > 1:
+            raise ConfigError(
+                "TR-MIXTURE-SEVERAL",
+                f"the shares of this Dataset change at position {mixture.stages[1].start}, and what that means beside "
+                "other Datasets is not known",
+                str(dataset.path),
+                "data.mixture, with the weights of every source of every Dataset",
+            )
+    return (MixtureStageConfig(0, default_weights(sources)),)
+
+
 def default_weights(sources: Sources) -> dict[str, float]:
-    """The realised share of each source: its tokens without padding, times the epochs its Dataset's mix planned."""
+    """What a whole plan reads of each source, in tokens, so that several Datasets can be weighed against each other.
+
+    By the Dataset's mixture (its positions, by the weights of their stages, x sequence length) where it has one, else
+    the source's tokens without padding, times the epochs that its Dataset's account says.
+    """
     weights = {}
     for number, name in enumerate(sources.names):
-        tokens = sources.info(name).num_tokens
-        if tokens:
-            weights[name] = tokens * _planned_epochs(sources.dataset(number).manifest.accounting, name)
-    return weights
+        manifest = sources.dataset(number).manifest
+        if manifest.mixture is not None:
+            weights[name] = manifest.mixture.positions_of(name) * sources.seq_len
+        else:
+            weights[name] = sources.info(name).num_tokens * _planned_epochs(manifest.accounting, name)
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def planned_positions(data: DataConfig, sources: Sources) -> int | None:
+    """How many positions the mixture in force was planned for; None where nobody said."""
+    mixture = sources.datasets[0].manifest.mixture
+    if data.mixture or len(sources.datasets) > 1 or mixture is None:
+        return None
+    return mixture.total_positions
 
 
 def _planned_epochs(accounting: Mapping[str, Any], source: str) -> float:
@@ -129,13 +190,14 @@ def build_plan(data: DataConfig, sources: Sources, skips: SkipList) -> Plan:
     """The plan of a run over opened sources.
 
     Raises:
-        ConfigError: a stage names a source that no Dataset holds, or weights that the mixture refuses.
+        ConfigError: a stage names a source that no Dataset holds, or weights that the mixture refuses; or no mixture
+            is named where one must be.
     """
     from .errors import ConfigError
     from .order.mixture import MixtureStage
     from .order.plan import BatchStage, Plan, PlanConfig, SourceShape
 
-    stages: Sequence[MixtureStageConfig] = data.mixture or (MixtureStageConfig(0, default_weights(sources)),)
+    stages = mixture_of(data, sources)
     for stage in stages:
         unknown = sorted(set(stage.weights) - set(sources.names))
         if unknown:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loader.errors import DamageError, JobError
-from loader.run_config import build_plan, default_weights
+from loader.run_config import build_plan, mixture_of
 from loader.run_folder import append_event, lock_run, write_config
 from loader.runs import ledger_of, materialise_skips, open_branch, read_branches, read_skips
 from loader.sources import Sources
@@ -51,7 +51,7 @@ class RunResult:
 
 def mixture_stages(job: Job, sources: Sources) -> list[tuple[int, Mapping[str, float]]]:
     """The mixture as (first position, source -> share of 1), in order."""
-    stages = [(stage.start, stage.weights) for stage in job.config.data.mixture] or [(0, default_weights(sources))]
+    stages = [(stage.start, stage.weights) for stage in mixture_of(job.config.data, sources)]
     return [(start, {name: w / sum(weights.values()) for name, w in weights.items()}) for start, weights in stages]
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DamageError, JobError, RefusedError
 from ..files import write_atomic
 from .access import check_relative, check_size, file_size, hash_regular, npy_bytes, read_verified
+from .default_mixture import DefaultMixture
 from .documents import decode_documents, index_rows, sort_index
 from .layout import (
     DOCUMENT_INDEX_DTYPE,
@@ -50,6 +51,7 @@ class DatasetInfo:
         config: semantic configuration.
         accounting: documents and bytes by fate.
         order: defaults of the loader's order.
+        mixture: the Mixture it was mixed for; None = the natural shares.
         extra_files: further files already in the folder (removed.parquet, tokenizer/..., report.html), to be hashed.
     """
 
@@ -65,6 +67,7 @@ class DatasetInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     accounting: Mapping[str, Any] = field(default_factory=dict)
     order: Mapping[str, int] = field(default_factory=lambda: {"window_shards": 8, "slices": 2})
+    mixture: DefaultMixture | None = None
     extra_files: tuple[str, ...] = ()
 
 
@@ -112,6 +115,7 @@ def write_dataset_manifest(folder: Path, info: DatasetInfo) -> str:
         accounting=info.accounting,
         order=info.order,
         files_hashed=hashed,
+        mixture=info.mixture,
     )
     data, digest = encode_manifest(manifest)
     if not _is_committed(folder, data, digest):

@@ -49,6 +49,7 @@ def inspect_dataset(path: Path | str) -> dict[str, Any]:
         "salt": manifest.salt,
         "parents": dict(manifest.parents),
         "order": dict(manifest.order),
+        "mixture": manifest.mixture.to_json() if manifest.mixture is not None else None,
         "package_version": manifest.package_version,
         "accounting": dict(manifest.accounting),
         "files": {name: vars(record) for name, record in sorted(manifest.files_hashed.items())},

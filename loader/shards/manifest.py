@@ -17,6 +17,8 @@ from ..canonical import digest_of
 from ..errors import DamageError, RefusedError
 from ..sealed import seal, unseal
 from .access import check_relative
+from .default_mixture import DefaultMixture, parse_mixture
+from .fields import Fields
 from .layout import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -93,7 +95,8 @@ class Manifest:
 
     ``tokenizer`` (digest, kind, bos_id, eos_id, lossless, policy, golden encodings), ``config``, ``accounting`` and
     ``order`` (defaults for window_shards, slices) are what the build gave; ``parents`` maps names to digests;
-    ``files_hashed`` covers each file except the manifest, the shards (see shards.npy) and job.json.
+    ``files_hashed`` covers each file except the manifest, the shards (see shards.npy) and job.json; ``mixture`` is not
+    in the file where the sources' natural shares are meant.
     """
 
     sources: tuple[SourceInfo, ...]
@@ -109,6 +112,7 @@ class Manifest:
     accounting: Mapping[str, Any]
     order: Mapping[str, int]
     files_hashed: Mapping[str, FileRecord]
+    mixture: DefaultMixture | None = None
     digest: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -116,6 +120,10 @@ class Manifest:
         value = {name: getattr(self, name) for name in _FIELDS}
         value["sources"] = [vars(source) for source in self.sources]
         value["files_hashed"] = {name: vars(record) for name, record in self.files_hashed.items()}
+        if self.mixture is None:
+            del value["mixture"]
+        else:
+            value["mixture"] = self.mixture.to_json()
         return {"format": FORMAT_NAME, "version": FORMAT_VERSION, **value}
 
 
@@ -132,50 +140,7 @@ def encode_manifest(manifest: Manifest) -> tuple[bytes, str]:
     return seal(value), digest_of(value)
 
 
-class _Fields:
-    """Typed access to an untrusted JSON object; everything unexpected is a DamageError that names the key."""
-
-    def __init__(self, value: Any, place: str) -> None:
-        if not isinstance(value, dict):
-            raise DamageError("TR-MANIFEST-FORMAT", "not an object", place, "a JSON object")
-        self._value = value
-        self._place = place
-
-    def fail(self, key: str, expected: str) -> DamageError:
-        return DamageError("TR-MANIFEST-FORMAT", f"bad value of {key!r}", self._place, expected)
-
-    def count(self, key: str, most: int = (1 << 62), least: int = 0) -> int:
-        value = self._value.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.fail(key, f"a whole number in {least}..{most}")
-        return value
-
-    def text(self, key: str) -> str:
-        value = self._value.get(key)
-        if not isinstance(value, str):
-            raise self.fail(key, "text")
-        return value
-
-    def share(self, key: str) -> float:
-        value = self._value.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-            raise self.fail(key, "a number in 0..1")
-        return float(value)
-
-    def object(self, key: str, kind: type = object) -> dict[str, Any]:
-        value = self._value.get(key)
-        if not isinstance(value, dict) or not all(isinstance(v, kind) for v in value.values()):
-            raise self.fail(key, "an object")
-        return value
-
-    def list(self, key: str) -> list[Any]:
-        value = self._value.get(key)
-        if not isinstance(value, list):
-            raise self.fail(key, "a list")
-        return value
-
-
-def _hash_text(fields: _Fields, key: str) -> str:
+def _hash_text(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if len(value) != 32 or set(value) - set("0123456789abcdef"):
         raise fields.fail(key, "32 hex digits")
@@ -183,7 +148,7 @@ def _hash_text(fields: _Fields, key: str) -> str:
 
 
 def _source(value: Any, place: str) -> SourceInfo:
-    fields = _Fields(value, place)
+    fields = Fields(value, place)
     name = check_relative(fields.text("name"), place)
     if "/" in name or name.lower() in RESERVED_NAMES:
         raise DamageError("TR-NAME-UNSAFE", f"a source cannot be called {name!r}", place)
@@ -211,7 +176,7 @@ def parse_manifest(data: bytes, place: str) -> Manifest:
         RefusedError: intact, but written by a later version.
     """
     value = unseal(data, place)
-    fields = _Fields(value, place)
+    fields = Fields(value, place)
     if fields.text("format") != FORMAT_NAME:
         raise fields.fail("format", FORMAT_NAME)
     version = fields.count("version", least=1)
@@ -228,7 +193,7 @@ def parse_manifest(data: bytes, place: str) -> Manifest:
         raise fields.fail("dtype", dtype_name(vocab_size))
     hashed = {}
     for name, item in fields.object("files_hashed").items():
-        record = _Fields(item, f"{place}: files_hashed[{name!r}]")
+        record = Fields(item, f"{place}: files_hashed[{name!r}]")
         hashed[check_relative(name, place)] = FileRecord(record.count("size_bytes"), _hash_text(record, "xxh3_128"))
     missing = {"shards.npy", "documents.npy", "files.txt", *(f"{s.name}/index.json" for s in sources)} - set(hashed)
     if missing:
@@ -247,6 +212,9 @@ def parse_manifest(data: bytes, place: str) -> Manifest:
         accounting=fields.object("accounting"),
         order=fields.object("order", int),
         files_hashed=hashed,
+        mixture=parse_mixture(value["mixture"], {s.name for s in sources if s.num_samples}, f"{place}: mixture")
+        if "mixture" in value
+        else None,
         digest=digest_of(value),
     )
 

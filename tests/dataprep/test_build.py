@@ -190,7 +190,7 @@ def test_mix_by_ratio_lists_what_it_leaves_out(
     config = write_config(tmp_path / "build.yaml", built.corpus, mix=mix)
     rows = {row["source"]: row for row in run(capsys, "mix", config)["mix"]}
     assert rows["web"]["planned_tokens"] == 3000
-    assert 2800 < rows["web"]["kept_tokens"] <= 3000
+    assert 3000 <= rows["web"]["kept_tokens"] < 3300
     result = run(capsys, "build", config)
     for source, row in result["accounting"]["sources"].items():
         assert row["trained_tokens"] == rows[source]["kept_tokens"]
@@ -214,7 +214,7 @@ def test_repeated_source_weighs_what_the_mix_planned(
     result = run(capsys, "build", config)
     rows = {row["source"]: row for row in result["accounting"]["mix"]}
     assert rows["code"]["epochs"] > 1
-    assert rows["web"]["epochs"] == 1
+    assert 0.9 < rows["web"]["epochs"] <= 1
     dataset = open_dataset(result["output"])
     assert [info.num_tokens for info in dataset.manifest.sources] == [rows[s]["kept_tokens"] for s in ("web", "code")]
     weights = default_weights(open_sources([dataset]))
