@@ -167,9 +167,9 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
 
 def _planned(view: RunView) -> dict[str, list[tuple[int, float]]]:
     """Source -> (first step, weight) of each stage that began within what was consumed."""
-    from loader.run_config import MixtureStageConfig, default_weights
+    from loader.run_config import mixture_of
 
-    stages = view.data.mixture or (MixtureStageConfig(0, default_weights(view.sources)),)
+    stages = mixture_of(view.data, view.sources)
     planned: dict[str, list[tuple[int, float]]] = {name: [] for name in view.sources.names}
     for stage in stages:
         if stage.start >= max(view.next_position, 1):
