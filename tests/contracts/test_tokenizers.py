@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loader.canonical import canonical_json, digest_of
-from loader.errors import DamageError, RefusedError
-from loader.text import tokenizers
+from loader.errors import ConfigError, DamageError, RefusedError
+from loader.text import encoded
 from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, load_tokenizer, write_tokenizer
+from tests.support.tokenizer_models import LINES, LOSSY_KINDS, small_model, small_policy, small_tokenizer
 
-TEXT = "Now is the time for all good people to come to the aid of the party. <s> </s> <unk> x = [1, 2];\n" * 40
+TEXT = "\n".join(LINES * 8)
 HOSTILE = (
     *GOLDEN_TEXTS,
     "\u2581",
@@ -31,92 +32,33 @@ HOSTILE = (
 )
 
 
-@lru_cache
-def model_of(kind: str, lossless: bool = True, symbols: tuple[str, ...] = ()) -> bytes:
-    import sentencepiece
-
-    assert kind == "sentencepiece"
-    model = io.BytesIO()
-    options: dict[str, object] = (
-        {"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False}
-        if lossless
-        else {}
-    )
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.splitlines()),
-        model_writer=model,
-        vocab_size=330,
-        model_type="bpe",
-        byte_fallback=True,
-        minloglevel=2,
-        num_threads=1,
-        pad_id=3,
-        user_defined_symbols=list(symbols),
-        **options,
-    )
-    return model.getvalue()
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 class TestTokenizer:
     @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:12]))
     def test_gives_every_byte_back(self, kind: str, text: str) -> None:
-        tokenizer = TOKENIZERS[kind](model_of(kind), add_bos=True, add_eos=True)
+        tokenizer = small_tokenizer(kind)
         assert tokenizer.lossless
         ids_T, num_bytes_T = tokenizer.encode(text)
         data = text.encode()
         assert tokenizer.decode_bytes(ids_T) == data
         assert num_bytes_T.sum() == len(data)
-        assert not set(ids_T.tolist()) & {0, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id}
+        assert not set(ids_T.tolist()) & set(tokenizer.special.values())
         stop = len(ids_T) // 2
         assert tokenizer.decode_bytes(ids_T[:stop]) == data[: num_bytes_T[:stop].sum()]
 
     def test_chunks_of_a_long_text_give_the_ids_of_the_whole(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        tokenizer = TOKENIZERS[kind](model_of(kind), add_bos=True, add_eos=True)
+        tokenizer = small_tokenizer(kind)
         whole_T, _ = tokenizer.encode(TEXT)
-        monkeypatch.setattr(tokenizers, "_CHUNK_BYTES", 64)
+        monkeypatch.setattr(encoded, "_CHUNK_BYTES", 64)
         chunked_T, _ = tokenizer.encode(TEXT)
         np.testing.assert_array_equal(whole_T, chunked_T)
-
-    def test_lossy_model_is_marked_and_covers_the_text(self, kind: str) -> None:
-        tokenizer = TOKENIZERS[kind](model_of(kind, lossless=False), add_bos=True, add_eos=True)
-        assert not tokenizer.lossless
-        assert tokenizer.bytes_of_ids() is None
-        for text in ("  two  spaces  ", "\ufb01ne \uff21 e\u0301", "   ", "\u4f60 x\n\n"):
-            ids_T, num_bytes_T = tokenizer.encode(text)
-            assert len(ids_T) == len(num_bytes_T) > 0
-            assert num_bytes_T.min() >= 0
-            assert num_bytes_T.sum() == len(text.encode())
-
-    @pytest.mark.parametrize("lossless", [True, False])
-    def test_symbols_written_like_control_tokens_do_not_match_text(self, kind: str, lossless: bool) -> None:
-        symbols = ("<|end|>", "[INST]", "plain")
-        model = model_of(kind, lossless, symbols)
-        tokenizer = TOKENIZERS[kind](model, add_bos=True, add_eos=True)
-        assert tokenizer.lossless == lossless
-        text = "x <|end|><|end|> [INST] plain <|end|"
-        ids_T, num_bytes_T = tokenizer.encode(text)
-        import sentencepiece
-
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        forbidden = {processor.piece_to_id(symbol) for symbol in symbols[:2]}
-        assert forbidden <= set(processor.encode(text)), "the model by itself would match them"
-        assert not forbidden & set(ids_T.tolist())
-        assert processor.piece_to_id("plain") in ids_T
-        assert num_bytes_T.sum() == len(text)
-        if lossless:
-            assert tokenizer.decode_bytes(ids_T) == text.encode()
-
-    def test_empty_text_has_no_tokens(self, kind: str) -> None:
-        for lossless in (True, False):
-            ids_T, num_bytes_T = TOKENIZERS[kind](model_of(kind, lossless), add_bos=True, add_eos=True).encode("")
-            assert len(ids_T) == len(num_bytes_T) == 0
 
     def test_policy_is_kept_and_part_of_the_digest(self, kind: str, tmp_path: Path) -> None:
         digests = set()
         for add_bos, add_eos in ((True, True), (False, True), (True, False)):
             folder = tmp_path / f"{add_bos}{add_eos}"
-            written = write_tokenizer(folder, kind, model_of(kind), add_bos=add_bos, add_eos=add_eos)
+            policy = small_policy(kind, add_bos=add_bos, add_eos=add_eos)
+            written = write_tokenizer(folder, kind, small_model(kind), policy)
             loaded = load_tokenizer(folder)
             assert (loaded.bos_id is not None, loaded.eos_id is not None) == (add_bos, add_eos)
             assert loaded.digest == written.digest
@@ -124,7 +66,7 @@ class TestTokenizer:
         assert len(digests) == 3
 
     def test_any_flipped_byte_is_found(self, kind: str, tmp_path: Path) -> None:
-        write_tokenizer(tmp_path, kind, model_of(kind), add_bos=True, add_eos=True)
+        write_tokenizer(tmp_path, kind, small_model(kind), small_policy(kind))
         rng = np.random.default_rng(0)
         for path in sorted(tmp_path.iterdir()):
             good = path.read_bytes()
@@ -140,11 +82,22 @@ class TestTokenizer:
     def test_missing_folder_and_foreign_bytes_are_damage(self, kind: str, tmp_path: Path) -> None:
         with pytest.raises(DamageError, match="cannot read"):
             load_tokenizer(tmp_path / "nowhere")
-        with pytest.raises(DamageError, match="cannot read the model"):
-            TOKENIZERS[kind](b"no model at all", add_bos=True, add_eos=True)
+        for junk in (
+            b"no model at all",
+            b"",
+            b"{}",
+            b"[1]",
+            b'{"model": 3}',
+            b"\xff\xfe",
+            b'{"config": {}}',
+            b"YQ== 0\n",
+        ):
+            with pytest.raises(DamageError) as caught:
+                TOKENIZERS[kind](junk, small_policy(kind))
+            assert caught.value.code == "TR-TOKENIZER-MODEL"
 
     def test_other_golden_ids_refuse(self, kind: str, tmp_path: Path) -> None:
-        write_tokenizer(tmp_path, kind, model_of(kind), add_bos=True, add_eos=True)
+        write_tokenizer(tmp_path, kind, small_model(kind), small_policy(kind))
         path = tmp_path / "tokenizer.json"
         about = json.loads(path.read_bytes())
         del about["digest"]
@@ -154,7 +107,106 @@ class TestTokenizer:
             load_tokenizer(tmp_path)
         assert caught.value.code == "TR-TOKENIZER-GOLDEN"
 
+    def test_a_border_token_that_is_not_known_is_a_configuration_error(self, kind: str) -> None:
+        policy = replace(small_policy(kind), bos="<nobody>")
+        with pytest.raises(ConfigError, match="<nobody>") as caught:
+            TOKENIZERS[kind](small_model(kind), policy)
+        assert caught.value.code == "TR-TOKENIZER-BORDER"
+        assert "'</s>'" in str(caught.value), "the control tokens that there are are listed"
+        chosen = TOKENIZERS[kind](small_model(kind), replace(policy, bos="</s>", eos="<s>", pad="<s>"))
+        assert chosen.bos_id == small_tokenizer(kind).eos_id
+        assert chosen.eos_id == chosen.pad_id == small_tokenizer(kind).bos_id
+
+    def test_a_batch_is_its_texts_one_by_one(self, kind: str) -> None:
+        tokenizer = small_tokenizer(kind)
+        texts = [text.encode() for text in (*HOSTILE[:10], "", TEXT, "", *tokenizer.special)]
+        batch = tokenizer.encode_batch(texts)
+        assert len(batch.start_N) == len(texts) + 1
+        for n, text in enumerate(texts):
+            ids_T, num_bytes_T = tokenizer.encode(text)
+            np.testing.assert_array_equal(batch.ids_T[batch.start_N[n] : batch.start_N[n + 1]], ids_T)
+            np.testing.assert_array_equal(batch.num_bytes_T[batch.start_N[n] : batch.start_N[n + 1]], num_bytes_T)
+
+    def test_empty_text_has_no_tokens(self, kind: str) -> None:
+        ids_T, num_bytes_T = small_tokenizer(kind).encode("")
+        assert len(ids_T) == len(num_bytes_T) == 0
+        assert len(small_tokenizer(kind).encode_batch([]).ids_T) == 0
+
+    def test_no_disguise_of_a_control_token_yields_it(self, kind: str) -> None:
+        tokenizer = small_tokenizer(kind)
+        for name in tokenizer.special:
+            text = f"{name} {name}{name} a{name}b\n{name[:1]}\n{name[1:]}{name[:-1]}{name}"
+            ids_T, _ = tokenizer.encode(text)
+            assert not set(ids_T.tolist()) & set(tokenizer.special.values())
+            assert tokenizer.decode_bytes(ids_T) == text.encode()
+
     def test_unknown_id_is_damage(self, kind: str) -> None:
-        tokenizer = TOKENIZERS[kind](model_of(kind), add_bos=True, add_eos=True)
+        tokenizer = small_tokenizer(kind)
         with pytest.raises(DamageError):
             tokenizer.decode_bytes([tokenizer.vocab_size])
+
+
+class TestLossyTokenizer:
+    @pytest.mark.parametrize("kind", LOSSY_KINDS)
+    def test_it_is_marked_and_covers_the_text(self, kind: str) -> None:
+        tokenizer = small_tokenizer(kind, lossless=False)
+        assert not tokenizer.lossless
+        assert tokenizer.bytes_of_ids() is None
+        for text in ("  two  spaces  ", "\ufb01ne \uff21 e\u0301", "   ", "\u4f60 x\n\n", "plain", "<s> x </s>", "A"):
+            ids_T, num_bytes_T = tokenizer.encode(text)
+            assert len(ids_T) == len(num_bytes_T) > 0
+            assert num_bytes_T.min() >= 0
+            assert num_bytes_T.sum() == len(text.encode())
+            assert not set(ids_T.tolist()) & set(tokenizer.special.values())
+
+    @pytest.mark.parametrize("kind", LOSSY_KINDS)
+    def test_empty_text_has_no_tokens(self, kind: str) -> None:
+        assert len(small_tokenizer(kind, lossless=False).encode("")[0]) == 0
+
+    def test_ranks_whose_pattern_leaves_text_out_are_refused(self) -> None:
+        policy = replace(small_policy("tiktoken"), pattern=r"\w+")
+        with pytest.raises(ConfigError, match="leaves out") as caught:
+            TOKENIZERS["tiktoken"](small_model("tiktoken"), policy)
+        assert caught.value.code == "TR-TOKENIZER-PATTERN"
+        with pytest.raises(ConfigError, match="no regular expression"):
+            TOKENIZERS["tiktoken"](small_model("tiktoken"), replace(policy, pattern="(unclosed"))
+
+    def test_special_ids_that_are_taken_are_refused(self) -> None:
+        for special in ({"<s>": 3}, {"<s>": 5000, "</s>": 5000}):
+            with pytest.raises(ConfigError) as caught:
+                TOKENIZERS["tiktoken"](
+                    small_model("tiktoken"), replace(small_policy("tiktoken"), special_tokens=special)
+                )
+            assert caught.value.code == "TR-TOKENIZER-SPECIAL"
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+@pytest.mark.parametrize("kind", LOSSY_KINDS)
+def test_symbols_written_like_control_tokens_do_not_match_text(kind: str, lossless: bool) -> None:
+    """Symbols that a model's maker declared, but not as control tokens."""
+    symbols = ("<|end|>", "[INST]", "plain", "<<|end|>")
+    tokenizer = small_tokenizer(kind, lossless, symbols)
+    assert tokenizer.lossless == lossless
+    text = "x <|end|><|end|> [INST] plain <|end| <<|end|> [[INST]]"
+    ids_T, num_bytes_T = tokenizer.encode(text)
+    by_itself = own_ids(kind, small_model(kind, lossless, symbols))
+    forbidden = {by_itself(symbol)[-1] for symbol in symbols if symbol != "plain"}
+    assert forbidden <= set(by_itself(text)), "the library by itself matches them"
+    assert not forbidden & set(ids_T.tolist())
+    assert by_itself("plain")[-1] in ids_T
+    assert num_bytes_T.sum() == len(text)
+    if lossless:
+        assert tokenizer.decode_bytes(ids_T) == text.encode()
+
+
+def own_ids(kind: str, model: bytes) -> Callable[[str], list[int]]:
+    """The library by itself, as anybody would call it."""
+    if kind == "sentencepiece":
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        return lambda text: list(processor.encode(text))
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_str(model.decode())
+    return lambda text: list(library.encode(text).ids)
