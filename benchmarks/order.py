@@ -1,10 +1,11 @@
-"""Order figures: look-up both ways, build and resume at a trillion tokens, mixing deviation, skip lists.
+"""Order figures: look-up both ways, build and resume at 1e12 tokens, mixing deviation, skip lists, shuffle quality.
 
     python benchmarks/order.py [--quick] [--json]
 
 CPU seconds are user + system of this process, the least of several rounds. Where there is no peer the row judges the
 absolute figure; the machine's memcpy and xxh3 rates stand beside it. The peer of the epoch build is mosaicml-streaming
 (default shuffle py1e), if it is installed, on the same number of samples; that of the deviation is independent draws.
+Shuffle quality (``order_quality.py``) stands beside py1e and py1br.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import xxhash
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.order_quality import compare
 from loader.order import (
     BLOCK,
     BatchStage,
@@ -84,16 +86,26 @@ def trillion(num_sources: int, skips: SkipList | None = None) -> Plan:
     return Plan(config, skips)
 
 
+def fresh_steps(plan: Plan, kind: str, rounds: int) -> float:
+    """ns a position of steps of 1,024 that were not asked for before; asked again, the processor knows every branch."""
+    rng = np.random.default_rng(1)
+    least, num = float("inf"), 64
+    for turn in range(rounds + 1):
+        steps = 290_000 + turn * num + np.arange(num) if kind == "consecutive" else rng.integers(0, 450_000, num)
+        positions = [np.arange(step * BATCH, (step + 1) * BATCH) for step in steps.tolist()]
+        seconds = cpu_s(lambda some=positions: [plan.samples(one) for one in some])
+        least = min(least, seconds) if turn else least  # the first turn builds the epoch's tables
+    return least / num / BATCH * 1e9
+
+
 def lookups(rounds: int) -> list[Row]:
     """ns a position in both directions, at batches of 1,024 neighbours far inside the plan."""
     rows = []
     for num_sources in (1, 5, 64, 256):
         plan = trillion(num_sources)
-        positions_B = np.arange(BATCH) + 300_000_000 // BLOCK * BLOCK
-        plan.samples(positions_B)
-        ns = cpu_s(lambda p=plan, b=positions_B: p.samples(b), 20, rounds) / BATCH * 1e9
-        target = ("<=", 200) if num_sources <= 5 else None
-        rows.append(row(f"position -> sample, {num_sources} sources", ns, "ns", target=target))
+        for kind, target in (("consecutive", ("<=", 200) if num_sources <= 5 else None), ("random", None)):
+            ns = fresh_steps(plan, kind, rounds)
+            rows.append(row(f"position -> sample, {num_sources} sources, {kind} steps", ns, "ns", target=target))
     order = SourceOrder(np.full(TRILLION_SHARDS, SHARD_SAMPLES), 1)
     raw_N = np.arange(BATCH) + 300_000_000
     epoch_N, sample_N = order.locate(raw_N)
@@ -102,7 +114,7 @@ def lookups(rounds: int) -> list[Row]:
     ns = cpu_s(lambda: order.raw_of(epoch_N, sample_N), 20, rounds) / BATCH * 1e9
     rows.append(row("sample -> raw index", ns, "ns", target=("<=", 200)))
     plan = trillion(5)
-    refs = plan.samples(positions_B[:1])
+    refs = plan.samples(np.array([300_000_000]))
     source, sample = int(refs.source_N[0]), int(refs.sample_N[0])
     stop = 1_000_000_000
     seconds = cpu_s(lambda: plan.steps_of(plan.positions_of_sample(source, sample, stop)), 5, rounds)
@@ -179,6 +191,32 @@ def deviation(num_sources: int, num_stages: int, rng: np.random.Generator) -> tu
     )
 
 
+def staged_lookups(rounds: int) -> list[Row]:
+    """ns a position in a mixture of 1,000 stages of four blocks, forwards and backwards, at random places."""
+    rows, rng = [], np.random.default_rng(2)
+    for num_sources in (5, 256):
+        names = [f"s{number}" for number in range(num_sources)]
+        starts = range(0, 4000 * BLOCK, 4 * BLOCK)
+        stages = [
+            MixtureStage(start, dict(zip(names, (rng.random(num_sources) + 0.01).tolist(), strict=True)))
+            for start in starts
+        ]
+        mixture = compile_mixture(names, stages, 17)
+        runs = [np.arange(start, start + BATCH) for start in rng.integers(0, 3990 * BLOCK, 20).tolist()]
+        seconds = min(cpu_s(lambda m=mixture, some=runs: [m.locate(one) for one in some]) for _ in range(rounds))
+        name = f"mixture of 1,000 stages, {num_sources} sources"
+        rows.append(row(f"{name}: position -> rank", seconds / 20 / BATCH * 1e9, "ns", target=("<=", 1000)))
+        rank_N = np.arange(BATCH) + int(mixture.counts_before(runs[0][0])[0])
+        ns = cpu_s(lambda m=mixture, r=rank_N: m.position_of(0, r), 5, rounds) / BATCH * 1e9
+        rows.append(row(f"{name}: rank -> position", ns, "ns"))
+    return rows
+
+
+def shuffles(shard_samples: int, seeds: int) -> list[Row]:
+    """Quality of an epoch's order beside the peer's shuffles at the same budget of live shards."""
+    return [row(name, value, "", **more) for name, value, more in compare(shard_samples, seeds)]
+
+
 def mixing(num_stages: int) -> list[Row]:
     """Deviation from the target at every block border."""
     rows = []
@@ -216,7 +254,7 @@ def skip_lists(rounds: int, num_ranges: int) -> list[Row]:
         "samples", "drop", 5_000, "source4", tuple(zip(starts_R.tolist(), (starts_R + 50).tolist(), strict=True))
     )
     seconds = cpu_s(lambda: trillion(5, SkipList([dropped])))
-    rows.append(row(f"{num_ranges * 50:.0e} dropped samples: plan, once", seconds, "s"))
+    rows.append(row(f"{num_ranges * 50:.0e} dropped samples: plan, once", seconds, "s", target=("<=", 1)))
     dropping = trillion(5, SkipList([dropped]))
     positions_B = np.arange(BATCH) + 300_000_000
     dropping.samples(positions_B)
@@ -246,9 +284,11 @@ def main() -> None:
     num_ranges = 100_000
     rows = [
         *lookups(rounds),
-        *starts(max(2, rounds // 5), 2_000_000 if options.quick else 10_000_000),
+        *starts(max(8, rounds // 3), 2_000_000 if options.quick else 10_000_000),
+        *staged_lookups(rounds),
         *mixing(60 if options.quick else 1000),
         *skip_lists(rounds, num_ranges),
+        *(shuffles(2048, 1) if options.quick else shuffles(SHARD_SAMPLES, 3)),
     ]
     if options.json:
         print(json.dumps(rows))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,7 @@ __all__ = ["Mixture", "MixtureStage", "compile_mixture"]
 
 _Ints = NDArray[np.int64]
 _BLOCKS_AT_ONCE = 1024
-_BLOCKS_AHEAD = 16
-_NEAR_BLOCKS = 4
+_KEPT_BLOCKS = 4
 _KEPT_RUNS = 16
 _BLOCK_BITS = BLOCK.bit_length() - 1
 _NUM_SHUFFLES = 64
@@ -64,7 +64,6 @@ class Mixture:
         self._start_R = np.array([stage.start for stage in stages], np.int64)
         self._trees: list[Tree] = []
         self._kept: tuple[_Run, ...] = ()
-        self._asked_stop = -_NEAR_BLOCKS - 2
         self._base_RD = np.zeros((len(stages), 1 << (len(self.sources) - 1).bit_length()), np.int64)
         self._compile(leaf_names)
 
@@ -159,25 +158,28 @@ class Mixture:
         base_R = self._base_RD[:, leaf]
         row_N = np.searchsorted(base_R, ranks_N, "right") - 1
         slots_N = np.full(len(ranks_N), -1, np.int64)
-        for row in np.unique(row_N):
+        by_row = np.argsort(row_N, kind="stable")
+        for here in np.split(by_row, np.flatnonzero(np.diff(row_N[by_row])) + 1) if len(row_N) else ():
+            row = int(row_N[here[0]])
             if row >= 0 and self._trees[row].weight_D[leaf]:
-                here = row_N == row
                 coordinates = self._trees[row].coordinate_of(leaf, ranks_N[here] - base_R[row])
                 slots_N[here] = coordinates + self._start_R[row]
         slots_N[slots_N >= POSITION_LIMIT] = -1
         return slots_N
 
-    def _locate_slots(self, slots_N: _Ints) -> tuple[_Ints, _Ints]:
-        """(leaf_N, rank_N) as the tree deals them, in the order of slots."""
+    def _locate_slots(self, block_U: _Ints) -> tuple[_Ints, _Ints]:
+        """(leaf_M, rank_M) of all slots of ascending blocks, as the tree deals them; a stage is a run of blocks."""
+        slots_M = ((block_U << _BLOCK_BITS)[:, None] + _INSIDE_P).reshape(-1)
         if len(self._start_R) == 1:
-            return self._trees[0].locate(slots_N)
-        row_N = np.searchsorted(self._start_R, slots_N, "right") - 1
-        leaf_N, rank_N = np.empty(len(slots_N), np.int64), np.empty(len(slots_N), np.int64)
-        for row in np.unique(row_N):
-            here = slice(None) if row_N[0] == row and (row_N == row).all() else row_N == row
-            leaf_N[here], rank_N[here] = self._trees[row].locate(slots_N[here] - self._start_R[row])
-        rank_N += self._base_RD[row_N, leaf_N]
-        return leaf_N, rank_N
+            return self._trees[0].locate(slots_M)
+        row_U = np.searchsorted(self._start_R, block_U << _BLOCK_BITS, "right") - 1
+        borders = [0, *(np.flatnonzero(np.diff(row_U)) + 1).tolist(), len(block_U)]
+        leaf_M, rank_M = np.empty(len(slots_M), np.int64), np.empty(len(slots_M), np.int64)
+        for first, stop in pairwise(borders):
+            here, row = slice(first << _BLOCK_BITS, stop << _BLOCK_BITS), int(row_U[first])
+            leaf_M[here], rank = self._trees[row].locate(slots_M[here] - self._start_R[row])
+            rank_M[here] = rank + self._base_RD[row].take(leaf_M[here])
+        return leaf_M, rank_M
 
     def _blocks_of(self, block_N: _Ints) -> Iterator[tuple[_Ints | slice, _Ints, NDArray[np.int32], _Ints]]:
         """The blocks asked for, evaluated, in portions: which of the N, their rows, source_UP and rank_UP."""
@@ -195,28 +197,19 @@ class Mixture:
             yield here, row_N[here] - start, *self._evaluate(portion_U)
 
     def _blocks(self, first: int, stop: int) -> tuple[NDArray[np.int32], _Ints]:
-        """:meth:`_evaluate` on a run of blocks.
-
-        Who reads on where the last question ended is told of blocks to come at once: sixteen together cost half as much
-        a position as four, because array operations of a thousand numbers cost as much to start as to do. Short runs
-        are kept, the newest first; each attribute is read once, so threads only ever repeat work.
-        """
-        for run in self._kept:
+        """:meth:`_evaluate` on a run of blocks; short ones are kept, as small steps ask for one repeatedly."""
+        for run in self._kept:  # one read; a tuple never changes, so threads only ever repeat work
             if run.first <= first and stop <= run.first + len(run.rank_UP):
                 inside = slice(first - run.first, stop - run.first)
                 return run.source_UP[inside], run.rank_UP[inside]
-        reads_on = -1 <= first - self._asked_stop <= _NEAR_BLOCKS
-        self._asked_stop = stop
-        end = max(stop, min(first + _BLOCKS_AHEAD, POSITION_LIMIT >> _BLOCK_BITS)) if reads_on else stop
-        source_UP, rank_UP = self._evaluate(np.arange(first, end))
-        if end - first <= _BLOCKS_AHEAD:
+        source_UP, rank_UP = self._evaluate(np.arange(first, stop))
+        if stop - first <= _KEPT_BLOCKS:
             self._kept = (_Run(first, source_UP, rank_UP), *self._kept[: _KEPT_RUNS - 1])
-        return source_UP[: stop - first], rank_UP[: stop - first]
+        return source_UP, rank_UP
 
     def _evaluate(self, block_U: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """source_UP and rank_UP of whole blocks."""
-        first_U1 = (block_U << _BLOCK_BITS)[:, None]
-        leaf_M, rank_M = self._locate_slots((first_U1 + _INSIDE_P).reshape(-1))
+        leaf_M, rank_M = self._locate_slots(block_U)
         row_U1 = np.arange(len(block_U))[:, None]
         # of one block and leaf, the ascending ranks go to the ascending positions; numpy sorts 16-bit numbers by radix
         num_groups = len(block_U) * len(self.sources)
