@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import DamageError
-from .access import check_size, hash_regular, open_regular, read_exact, read_npy, read_verified, resolve
+from .access import check_size, file_size, hash_regular, open_regular, read_exact, read_npy, read_verified, resolve
 from .commit import mds_index
 from .dataset import Dataset, read_manifest
 from .documents import DocumentIndex, index_rows, sort_index
@@ -28,7 +28,7 @@ from .manifest import Manifest, check_shard_table, files_from_text
 from .reader import ShardFiles, read_documents, read_segments
 from .segments import SegmentFile
 
-__all__ = ["UNCOVERED_NAMES", "Finding", "finding_of", "verify_dataset"]
+__all__ = ["UNCOVERED_NAMES", "Finding", "finding_of", "verify_dataset", "verify_file"]
 
 UNCOVERED_NAMES = frozenset({"manifest.json", "job.json"})
 """Files of a Dataset that ``files_hashed`` does not hold: the manifest has its own hash, job.json has none."""
@@ -81,6 +81,24 @@ def verify_dataset(path: Path | str, progress: Callable[[int], None] | None = No
     return _Verifier(path, manifest, progress or (lambda size_bytes: None)).run()
 
 
+def verify_file(path: Path | str, name: str) -> list[Finding]:
+    """What :func:`verify_dataset` finds in one file, ``name`` relative to the Dataset, without reading the others.
+
+    Of a shard all three files are read, and manifest.json and shards.npy always; what one file says of another beyond
+    that (documents.npy of all shards, sums over sources) only the whole Dataset shows.
+
+    Raises:
+        ConfigError: there is no Dataset.
+        RefusedError: a later version wrote it.
+    """
+    path = Path(path)
+    try:
+        manifest = read_manifest(path)
+    except DamageError as error:
+        return [finding_of(path, error)]
+    return _Verifier(path, manifest, lambda size_bytes: None).run_file(name)
+
+
 def finding_of(root: Path, error: DamageError) -> Finding:
     """A caught error as a finding; its place is made relative to ``root``."""
     file, _, inside = (error.place or "").removeprefix(f"{root}{os.sep}").partition(": ")
@@ -104,7 +122,36 @@ class _Verifier:
         ]
         return list(dict.fromkeys(self._findings))
 
-    def _guard(self, check: Callable[[], None]) -> bool:
+    def run_file(self, name: str) -> list[Finding]:
+        """Only what concerns the file ``name``."""
+        folder, _, base = name.rpartition("/")
+        shards = {source.name: source.num_shards for source in self._manifest.sources}
+        if name in self._manifest.files_hashed:
+            self._guard(partial(self._check_hashed_file, name))
+            if name == "files.txt":
+                self._guard(self._check_input_files)
+            elif base == "index.json" and folder in shards:
+                self._guard(lambda: self._check_mds_index(self._dataset(), list(shards).index(folder)))
+            elif name == "shards.npy":
+                self._guard(self._dataset)
+        elif _is_shard_file(base, shards.get(folder, 0)):
+            self._guard(lambda: self._check_shard_of(folder, int(base.split(".")[1])))
+        elif name not in UNCOVERED_NAMES:
+            self._findings.append(Finding("TR-FILE-UNNAMED", name, "", "nothing names this file", "unnamed"))
+        return list(dict.fromkeys(self._findings))
+
+    def _check_shard_of(self, source: str, number: int) -> None:
+        dataset = self._dataset()
+        first = dataset.source_names.index(source)
+        self._check_shard(dataset, int(np.searchsorted(dataset.shards_R["source"], first)) + number)
+
+    def _dataset(self) -> Dataset:
+        place = self._path / "shards.npy"
+        rows_R = read_npy(self._read("shards.npy"), SHARD_DTYPE, str(place))
+        check_shard_table(self._manifest, rows_R, str(place))
+        return Dataset(self._path, self._manifest, rows_R)
+
+    def _guard(self, check: Callable[[], object]) -> bool:
         try:
             check()
         except DamageError as error:
@@ -123,6 +170,7 @@ class _Verifier:
     def _check_hashed_file(self, name: str) -> None:
         record = self._manifest.files_hashed[name]
         place = resolve(self._path, name)
+        check_size(place, file_size(place), record.size_bytes)  # before reading what may have grown without end
         size_bytes, actual = hash_regular(place)
         check_size(place, size_bytes, record.size_bytes)
         if actual != record.xxh3_128:
@@ -136,10 +184,8 @@ class _Verifier:
         files_from_text(self._read("files.txt"), self._manifest.sources, str(self._path / "files.txt"))
 
     def _check_shards(self) -> None:
-        place = self._path / "shards.npy"
-        rows_R = read_npy(self._read("shards.npy"), SHARD_DTYPE, str(place))
-        check_shard_table(self._manifest, rows_R, str(place))
-        dataset = Dataset(self._path, self._manifest, rows_R)
+        dataset = self._dataset()
+        rows_R = dataset.shards_R
         parts: list[NDArray[np.void]] = []
         for row in range(len(rows_R)):
             documents_D = self._check_shard(dataset, row)
