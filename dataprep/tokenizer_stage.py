@@ -28,6 +28,7 @@ from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import digest_bytes, write_atomic
 from loader.shards.access import npy_bytes
 from loader.text.records import document_ids
+from loader.text.tokenizer_probe import check_tokenizer_speed
 from loader.text.tokenizers import write_tokenizer
 
 from .arrays import load_array
@@ -185,7 +186,7 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
         """Write the tokenizer folder ``tokenizer/``.
 
         Raises:
-            ConfigError: the sample is too small, or the policy does not fit the model.
+            ConfigError: the sample is too small, the policy does not fit the model, or its pattern is too slow.
             DamageError: the model cannot be understood.
             RefusedError: the model file is not the one that the stage's digest names.
         """
@@ -207,6 +208,8 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
             if error.place is None and self.loaded is not None:
                 error.place = str(self.loaded.path)
             raise
+        if self.loaded is not None:
+            check_tokenizer_speed(self.out / "tokenizer", tokenizer)
         self.stat_update("pieces", value=tokenizer.vocab_size, unit="model")
         return iter(())
 

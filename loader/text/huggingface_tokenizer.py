@@ -6,7 +6,7 @@ a control token, is special from then on and ``encode_special_tokens`` is set, w
 tokens in text for ordinary text. Added tokens of other kinds (names, runs of spaces) go on matching.
 
 The regular expressions of the file run in Oniguruma, which gives up after ten million steps of one match; a text at
-which it does is encoded in halves. See ``docs`` of ``tokenizer_probe`` for what that leaves open.
+which it does is encoded in halves. ``tokenizer_probe`` says what that leaves open.
 """
 
 from __future__ import annotations
