@@ -218,6 +218,35 @@ def test_wrong_keys_are_said_without_the_keys(server: S3Server, monkeypatch: pyt
     assert "CANARY" not in str(caught.value)
 
 
+def test_renewed_credentials_are_read_again(
+    proxy: FaultProxy, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that expired are replaced in the environment while the job waits: the next attempt takes the new ones."""
+    store = open_store(f"s3://{BUCKET}/in", QUICK)
+    file = store.head("small.bin")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired-long-ago")
+    store.renew()
+    proxy.on_request = lambda target: os.environ.update(server.environment(proxy.endpoint))
+    with Fetcher(QUICK) as fetcher:
+        assert fetcher.fetch(store, file, tmp_path / "small.bin") == xxhash.xxh3_128_hexdigest(SMALL)
+    assert len(proxy.ranges("small.bin")) == 2
+
+
+def test_a_server_without_ranges_is_asked_again_for_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "a.bin").write_bytes(LARGE)
+    with static_http(tmp_path / "www") as url, fault_proxy(S3Server(url, int(url.rpartition(":")[2]))) as proxy:
+        store = open_store(proxy.endpoint, QUICK)
+        file = store.head("a.bin")
+        steps: list[int] = []
+        proxy.faults = {"a.bin": Fault("cut", times=2, skip=QUICK.ranges)}
+        with Fetcher(QUICK) as fetcher:
+            digest = fetcher.fetch(store, file, tmp_path / "out" / "a.bin", steps.append)
+    assert digest == xxhash.xxh3_128_hexdigest(LARGE)
+    assert (tmp_path / "out" / "a.bin").read_bytes() == LARGE
+    assert sum(steps) == len(LARGE), "progress counts what is there, not what came"
+
+
 def test_a_server_without_ranges_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "www" / "a b").mkdir(parents=True)
     (tmp_path / "www" / "a b" / "é%20.bin").write_bytes(LARGE)
