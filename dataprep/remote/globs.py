@@ -36,7 +36,8 @@ class Pattern:
 
     def matches(self, path: str) -> bool:
         """Whether ``path`` matches; linear in its length times that of the pattern."""
-        if not self._parts or self._parts[-1] == "**":
+        last = self._tests[-1] if self._tests else None
+        if last is None or not last(path.rpartition("/")[2]):  # most names of a listing end here
             return False
         states = self._closed({0})
         for part in path.split("/"):

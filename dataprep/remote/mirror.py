@@ -22,7 +22,7 @@ import xxhash
 from loader.canonical import canonical_json
 from loader.cli_options import Output
 from loader.errors import DamageError, JobError
-from loader.files import write_atomic
+from loader.files import remove_stale_temporaries, write_atomic
 from loader.text.fetch import Fetcher
 from loader.text.store import RemoteFile, Store
 from loader.text.store_failures import Transfer
@@ -127,6 +127,7 @@ def fetch_all(inputs: Sequence[RemoteInput], output: Output, transfer: Transfer)
 
 def _fetch(remote: RemoteInput, fetcher: Fetcher, advance: Callable[[int], None]) -> HashNote:
     (remote.folder / _NOTE).unlink(missing_ok=True)
+    remove_stale_temporaries(remote.folder)
     digest = fetcher.fetch(remote.store, remote.file, remote.location, advance)
     status = remote.location.stat()
     facts = {

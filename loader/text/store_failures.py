@@ -37,7 +37,8 @@ class Transfer:
     """How much is asked for at once and how long is waited.
 
     Attributes:
-        range_bytes: of one request; must arrive within ``request_timeout_s``: a floor of 140 kB/s by default.
+        range_bytes: of one request; all that is asked for at once must arrive within ``request_timeout_s``: by default
+            450 kB/s together are the floor.
         ranges: requests at once, of all objects together: ``range_bytes * ranges`` bound the memory.
         attempts: at one range, the first included.
         backoff_s: before the second attempt; doubles up to 20 s, with jitter.
@@ -49,8 +50,8 @@ class Transfer:
     ranges: int = 16
     attempts: int = 8
     backoff_s: float = 0.5
-    request_timeout_s: float = 60.0
-    idle_timeout_s: float = 20.0
+    request_timeout_s: float = 300.0
+    idle_timeout_s: float = 30.0
 
 
 class StoreError(Exception):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from support.object_store import SECRET_KEY, Fault, FaultProxy, S3Server, fault_proxy, static_http
+from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server, fault_proxy, static_http
 
 from dataprep.remote.listing import find_objects, look_up
 from dataprep.remote.mirror import fetch_all, mirrored, to_fetch
@@ -230,6 +230,20 @@ def test_renewed_credentials_are_read_again(
     with Fetcher(QUICK) as fetcher:
         assert fetcher.fetch(store, file, tmp_path / "small.bin") == xxhash.xxh3_128_hexdigest(SMALL)
     assert len(proxy.ranges("small.bin")) == 2
+
+
+def test_a_profile_is_as_good_as_variables(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3", reason="profiles are read by boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (tmp_path / "credentials").write_text(f"[default]\naws_access_key_id = no\n[mine]\n{keys}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    assert open_store(f"s3://{BUCKET}/in", QUICK).head("small.bin").size_bytes == len(SMALL)
 
 
 def test_a_server_without_ranges_is_asked_again_for_the_whole(tmp_path: Path) -> None:
