@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -27,19 +26,34 @@ def _kind(path: Path) -> str:
 
 @click.command()
 @click.argument("path")
+@click.option("--exact", is_flag=True, help="Count every document of a Dataset, not a sample of its shards.")
+@click.option("--no-shards", is_flag=True, help="Read the manifest and shards.npy only.")
 @output_options
-def inspect(output: Output, path: str) -> None:
-    """Digests, counts and shares of the Dataset or run in PATH."""
+def inspect(output: Output, path: str, exact: bool, no_shards: bool) -> None:
+    """Digests, counts and shares of the Dataset or run in PATH.
+
+    What documents are (BOS, EOS, lengths) is counted from the shards' tokens: from some of the shards, unless --exact.
+    The last lines set up mosaicml-streaming for the Dataset as it is.
+    """
     if _kind(Path(path)) == "dataset":
+        from .inspect_text import dataset_text
+        from .mosaic_adapter import stock_setup
+        from .shards.dataset import open_dataset
         from .shards.describe import inspect_dataset
 
-        value = inspect_dataset(path)
-        output.result(value, lambda: _dataset_text(value))
+        if exact and no_shards:
+            raise ConfigError("TR-INSPECT-OPTION", "--exact reads the shards", "--no-shards", "one of them")
+        value = inspect_dataset(path, "none" if no_shards else "exact" if exact else "sampled")
+        value["streaming"] = stock_setup(open_dataset(path))
+        output.result(value, lambda: dataset_text(value))
     else:
+        from .inspect_text import tree_lines
         from .run_verify import inspect_run
 
+        if exact or no_shards:
+            raise ConfigError("TR-INSPECT-OPTION", "--exact and --no-shards are for Datasets", path, "a Dataset")
         value = inspect_run(path)
-        output.result(value, lambda: "\n".join(_tree(value, "")))
+        output.result(value, lambda: "\n".join(tree_lines(value, "")))
 
 
 @click.command()
@@ -80,43 +94,3 @@ def verify(output: Output, path: str) -> None:
     output.result(value, "\n".join(lines))
     if damage:
         raise click.exceptions.Exit(DamageError.exit_code)
-
-
-def _dataset_text(value: dict[str, Any]) -> str:
-    totals = value["totals"]
-    lines = [
-        f"{value['path']}  dataset {value['digest']}",
-        f"  {totals['num_tokens']:,} tokens in {totals['num_samples']:,} samples of {value['seq_len']:,}"
-        f" ({value['dtype']}, vocabulary {value['vocab_size']:,}), {totals['num_documents']:,} documents,"
-        f" {totals['num_shards']:,} shards, {totals['size_bytes']:,} bytes",
-        f"  {'source':20} {'share':>8} {'tokens':>16} {'samples':>12}"
-        f" {'documents':>12} {'segments':>12} {'padding':>8}",
-    ]
-    lines += [
-        f"  {s['name']:20} {s['share']:8.2%} {s['num_tokens']:16,} {s['num_samples']:12,} {s['num_documents']:12,}"
-        f" {s['num_segments']:12,} {s['padding']:8.3%}"
-        for s in value["sources"]
-    ]
-    rest = {name: value[name] for name in ("tokenizer", "parents", "order", "mixture", "package_version", "accounting")}
-    lines += _tree(rest, "  ")
-    lines.append(f"  files: {len(value['files'])} covered by hash beside the shards")
-    return "\n".join(lines)
-
-
-def _tree(value: Any, indent: str) -> list[str]:
-    """Nested dictionaries and lists as indented lines."""
-    if isinstance(value, dict):
-        lines = []
-        for name, item in value.items():
-            if isinstance(item, dict | list) and item:
-                lines += [f"{indent}{name}:", *_tree(item, indent + "  ")]
-            else:
-                lines.append(f"{indent}{name}: {item}")
-        return lines
-    if isinstance(value, list):
-        lines = []
-        for item in value:
-            first, *rest = _tree(item, "") or [""]
-            lines += [f"{indent}- {first}", *(f"{indent}  {line}" for line in rest)]
-        return lines
-    return [f"{indent}{value}"]

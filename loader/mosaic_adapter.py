@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError
+from .run_config import default_stages
+from .shards.dataset import Dataset
+from .sources import open_sources
 
-__all__ = ["read_with_stock"]
+__all__ = ["read_with_stock", "stock_setup"]
 
 
 def read_with_stock(dataset: Path, source: str) -> Iterator[NDArray[np.unsignedinteger]]:  # type: ignore[type-arg]
@@ -34,3 +37,27 @@ def read_with_stock(dataset: Path, source: str) -> Iterator[NDArray[np.unsignedi
     stock = StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
     for sample in range(stock.num_samples):
         yield np.asarray(stock[sample]["tokens"])
+
+
+def stock_setup(dataset: Dataset) -> str:
+    """Python text that makes ``dataset``, a stock ``StreamingDataset`` over the same files in the same proportions.
+
+    A Stream has one proportion, so of a mixture in stages these are those of the first; sources that it does not read
+    are left out. Stock reading knows no documents, no skip list and no replay, and it compares a hash only with what
+    it has just downloaded (``remote=``), never with files that are there: ``tokenreel verify`` does that.
+    """
+    if not any(source.num_samples for source in dataset.manifest.sources):
+        return "# no samples\n"
+    stages = default_stages(open_sources([dataset]))
+    weights = {name: weight for name, weight in stages[0].weights.items() if weight}
+    total = sum(weights.values())
+    lines = ["# the same files through mosaicml-streaming, which compares hashes with what it downloads only (remote=)"]
+    if len(stages) > 1:
+        lines.append(f"# the first of {len(stages)} stages of the mixture: shares change at sample {stages[1].start:,}")
+    lines += ["from streaming import Stream, StreamingDataset", "", "dataset = StreamingDataset(", "    streams=["]
+    for name in dataset.source_names:
+        if name in weights:
+            local = str((dataset.path / name).resolve())
+            lines.append(f"        Stream(local={local!r}, proportion={weights[name] / total!r}),")
+    lines += ["    ],", '    validate_hash="xxh3_128",', "    batch_size=8,", "    shuffle=True,", ")"]
+    return "\n".join(lines) + "\n"

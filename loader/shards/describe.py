@@ -1,4 +1,4 @@
-"""What a Dataset is, without reading its samples: digests, counts, shares, sizes."""
+"""What a Dataset is: digests, counts, shares, sizes; and, counted from its shards, what its documents are."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from .census import count_documents
 from .dataset import open_dataset
 
 __all__ = ["inspect_dataset"]
 
 
-def inspect_dataset(path: Path | str) -> dict[str, Any]:
-    """A JSON-able description of the Dataset in ``path``; reads the manifest and shards.npy, both verified.
+def inspect_dataset(path: Path | str, documents: str = "none") -> dict[str, Any]:
+    """A JSON-able description of the Dataset in ``path``.
+
+    Args:
+        path: the folder.
+        documents: ``none``: only the manifest and shards.npy are read, both verified; ``sampled`` and ``exact``: each
+            source also gets ``counted``, see :func:`census.count_documents`.
 
     Raises:
         ConfigError: there is no Dataset.
-        DamageError: manifest or shard table are damaged.
+        DamageError: what was read is damaged.
     """
     dataset = open_dataset(path)
     manifest = dataset.manifest
+    counted = {} if documents == "none" else count_documents(dataset, documents == "exact")
     sources = []
     for index, source in enumerate(manifest.sources):
         mine_R = dataset.shards_R[dataset.shards_R["source"] == index]
@@ -31,6 +38,7 @@ def inspect_dataset(path: Path | str) -> dict[str, Any]:
                 "size_bytes": int(mine_R["size_bytes"].sum()),
                 "padding": 1 - source.num_tokens / room if room else 0.0,
                 "max_segments": int(mine_R["max_segments"].max(initial=0)),
+                **({"counted": counted[source.name]} if counted else {}),
             }
         )
     tokenizer = {name: value for name, value in manifest.tokenizer.items() if name != "golden"}

@@ -40,7 +40,8 @@ def test_every_length_of_the_manifest_is_found(splits: list[Path]) -> None:
     assert verify_dataset(path) == []
 
 
-TABLES = (
+SHARD = "web/shard.00000"
+TABLES = ("shards.npy", "documents.npy", "files.txt", "web/index.json", f"{SHARD}.docs", f"{SHARD}.segments")
     "shards.npy",
     "documents.npy",
     "files.txt",
