@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tokenizer_models import VOCABULARIES, sentencepiece_model, small_policy, small_tokenizer
 
 from dataprep.kernels.spelling import find_inexact as find_by_kernel
 from loader.errors import ConfigError, JobError
@@ -16,7 +17,6 @@ from loader.text import fast
 from loader.text.encoded import Compare, EncodedParts, RawEncoder, Spelling, find_inexact, joined_parts
 from loader.text.fast import BACKENDS, COMPARE_EVERY, Backend, CheckedEncoder, hostile_texts, open_backend
 from loader.text.tokenizers import TOKENIZERS, Tokenizer
-from tests.support.tokenizer_models import VOCABULARIES, sentencepiece_model, small_policy, small_tokenizer
 
 REAL = ["mistral_v3", "tekken", "llama3", "deepseek", "gpt2"]
 

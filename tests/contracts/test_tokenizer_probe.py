@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.tokenizer_models import VOCABULARIES, small_model, small_policy, small_tokenizer
 
 from loader.errors import ConfigError
 from loader.text.tokenizer_probe import check_tokenizer_speed, probe_texts
 from loader.text.tokenizers import TOKENIZERS, write_tokenizer
-from tests.support.tokenizer_models import VOCABULARIES, small_model, small_policy, small_tokenizer
 
 MEGABYTES = ("a" * 1_000_000, "a" * 999_996 + "\U0001f600", " " * 1_000_000, "\n" * 1_000_000, "\u4f60" * 333_333)
 

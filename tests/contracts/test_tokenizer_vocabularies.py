@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from support.tokenizer_models import VOCABULARIES
 
 from loader.text.encoded import looks_like_control
 from loader.text.fast import hostile_texts
 from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, Tokenizer, load_tokenizer, write_tokenizer
-from tests.support.tokenizer_models import VOCABULARIES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizers_real.json"
 """Vocabulary -> ids of ``GOLDEN_TEXTS``, and xxh3-128 of the ids (u4) of all plain hostile texts."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tokenizer_models import LINES, LOSSY_KINDS, small_model, small_policy, small_tokenizer
 
 from loader.canonical import canonical_json, digest_of
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.text import encoded
 from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, load_tokenizer, write_tokenizer
-from tests.support.tokenizer_models import LINES, LOSSY_KINDS, small_model, small_policy, small_tokenizer
 
 TEXT = "\n".join(LINES * 8)
 HOSTILE = (

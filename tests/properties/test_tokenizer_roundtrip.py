@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tokenizer_models import sentencepiece_model, small_model, small_policy
 
 from loader.text.tokenizers import TOKENIZERS, Tokenizer
-from tests.support.tokenizer_models import sentencepiece_model, small_model, small_policy
 
 PARTS = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=30),
