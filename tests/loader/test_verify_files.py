@@ -42,13 +42,6 @@ def test_every_length_of_the_manifest_is_found(splits: list[Path]) -> None:
 
 SHARD = "web/shard.00000"
 TABLES = ("shards.npy", "documents.npy", "files.txt", "web/index.json", f"{SHARD}.docs", f"{SHARD}.segments")
-    "shards.npy",
-    "documents.npy",
-    "files.txt",
-    "web/index.json",
-    "web/shard.00000.docs",
-    "web/shard.00000.segments",
-)
 
 
 @pytest.mark.parametrize("name", TABLES)
