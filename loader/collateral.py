@@ -76,7 +76,7 @@ def _samples_of(plan: Plan, sources: Sources, entry: SkipEntry) -> Iterator[tupl
                     found.setdefault(sources.names.index(name), []).append(samples_N)
         yield from ((source, np.unique(np.concatenate(parts))) for source, parts in sorted(found.items()))
     elif entry.kind == "positions":
-        for start, stop in entry.ranges:
+        for start, stop in _pairs(entry):
             for first in range(start, stop, 1 << 16):
                 refs = plan.samples(np.arange(first, min(stop, first + (1 << 16))))
                 for source in np.unique(refs.source_N).tolist():
@@ -84,6 +84,11 @@ def _samples_of(plan: Plan, sources: Sources, entry: SkipEntry) -> Iterator[tupl
     else:
         source = sources.names.index(entry.source or "")
         num_samples = int(sources.shard_samples(entry.source or "").sum())
-        ranges = ((0, num_samples),) if entry.kind in ("source", "segments") else entry.ranges
+        ranges = [(0, num_samples)] if entry.kind in ("source", "segments") else _pairs(entry)
         for start, stop in ranges:
             yield source, np.arange(start, min(stop, num_samples))
+
+
+def _pairs(entry: SkipEntry) -> list[tuple[int, int]]:
+    """The ranges that act, none twice: positions before the stamp stay what they are."""
+    return list(zip(entry.acting.start_R.tolist(), entry.acting.stop_R.tolist(), strict=True))

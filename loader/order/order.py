@@ -25,6 +25,7 @@ _Ints = NDArray[np.int64]
 _KEPT_SLICES = 1 << 20
 _JOINED_SLICES = 1 << 18
 _STEPS_AHEAD = 32
+_EPOCH_ROWS = 3000  # what an epoch of a handful of shards costs to build, in rows of a snapshot
 _PORTION = 1 << 13
 
 
@@ -174,8 +175,10 @@ class OrderSet:
         if (stop_S - low_S > len(epoch_N)).any():
             return None
         rows_S = self._num_slices_S + 64
-        most = max(_JOINED_SLICES, 2 * int(rows_S[stop_S > low_S].sum()))
+        at_once = int(rows_S[stop_S > low_S].sum())
+        most = max(_JOINED_SLICES, 2 * at_once)
         ahead_S = _STEPS_AHEAD * np.bincount(source_N, minlength=num_sources) // self._size_S
+        ahead_S = np.minimum(ahead_S, at_once // _EPOCH_ROWS)
         for low, stop in (self._with_neighbours(low_S, stop_S, ahead_S, last), (low_S, stop_S)):
             if int(((stop - low) * rows_S).sum()) <= most:
                 return self._lay_out(low, stop)

@@ -130,9 +130,11 @@ class _ReadOn:
             return self._read(positions_N)
         self._asked_stop = stop
         if kept is None or not int(kept.position_N[0]) <= start <= stop <= int(kept.position_N[-1]) + 1:
-            if start != asked_stop or start + _PORTION > POSITION_LIMIT:
+            # twice as far as the last time: who stops early has wasted no more than was used
+            ahead = min(_PORTION, 2 * max(num, len(kept) if kept is not None else 0))
+            if start != asked_stop or start + ahead > POSITION_LIMIT:
                 return self._read(positions_N)
-            self._kept = kept = self._read(np.arange(start, start + _PORTION))
+            self._kept = kept = self._read(np.arange(start, start + ahead))
         first = start - int(kept.position_N[0])
         return kept.copy_of(slice(first, first + num))
 
@@ -208,8 +210,7 @@ class Plan:
             return {}
         if entry.kind == "samples":
             assert entry.source is not None
-            ranges = union_of(entry.ranges_R2[:, 0], entry.ranges_R2[:, 1])
-            return {self._number[entry.source]: ranges.numbers()}
+            return {self._number[entry.source]: entry.acting.numbers()}
         found: dict[int, list[_Ints]] = {}
         for document in entry.documents:
             places = self._resolver.samples_of_document(document) if self._resolver is not None else ()
@@ -352,8 +353,7 @@ class Plan:
         """What an entry of mode drop takes out, by source: positions that are not replaced, or samples that are."""
         if entry.kind == "positions":
             counts_S = np.zeros(len(self.source_names), np.int64)
-            ranges = _cut_positions((entry,))
-            for start, stop in zip(ranges.start_R.tolist(), ranges.stop_R.tolist(), strict=True):
+            for start, stop in zip(entry.acting.start_R.tolist(), entry.acting.stop_R.tolist(), strict=True):
                 counts_S += self.mixture.counts_before(stop) - self.mixture.counts_before(start)
             return {name: int(count) for name, count in zip(self.source_names, counts_S, strict=True) if count}
         return {self.source_names[source]: len(sample_X) for source, sample_X in self.dropped_samples(entry).items()}

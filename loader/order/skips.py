@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..canonical import digest_of
 from ..errors import ConfigError
+from .ranges import Ranges, union_of
 from .weights import POSITION_LIMIT
 
 __all__ = ["SKIP_VERSION", "DocumentResolver", "SkipEntry", "SkipKind", "SkipList", "SkipMode"]
@@ -113,6 +114,12 @@ class SkipEntry:
         if not set(map(len, self.ranges)) <= {2} or not set(map(type, chain.from_iterable(self.ranges))) <= {int}:
             raise ValueError("not pairs of integers")
         return np.fromiter(chain.from_iterable(self.ranges), np.int64, 2 * len(self.ranges)).reshape(-1, 2)
+
+    @cached_property
+    def acting(self) -> Ranges:
+        """What the ranges cover, each number once; of positions those from the stamp on."""
+        starts_R, stops_R = self.ranges_R2[:, 0], self.ranges_R2[:, 1]
+        return union_of(np.maximum(starts_R, self.stamp) if self.kind == "positions" else starts_R, stops_R)
 
     @cached_property
     def digest(self) -> str:
