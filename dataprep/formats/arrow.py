@@ -38,7 +38,7 @@ def read_arrow(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterato
     """
     try:
         size_bytes = path.stat().st_size
-        names = open_schema(path).names
+        names = open_schema(path, _Whole(path, request.options)).names
     except FileNotFoundError as error:
         raise missing(path, error) from error
     except Exception as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from loader.errors import TokenreelError
 from loader.text.extras import need_extra
 from loader.text.warc_records import WarcRecord, read_content, warc_records
 
@@ -64,14 +65,17 @@ def read_warc(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterator
 
 def _add(found: WarcRecord, number: int, collector: Collector, request: ReadRequest) -> bool:
     """Judge one record; whether it is a document or a reject."""
-    record, start = found
+    record, start, is_whole = found
     if record.rec_type not in _KINDS:
         return False
+    if not is_whole:
+        collector.reject(number, start, RejectReason.SYNTAX)
+        return True
     try:
         content = read_content(record, request.options.line_limit_bytes)
-    except Exception as error:  # warcio's decoders raise what zlib, brotli and int() raise
-        if type(error).__name__ == "DamageError":
-            raise
+    except TokenreelError:
+        raise
+    except Exception:  # warcio's decoders raise what zlib, brotli and int() raise
         collector.reject(number, start, RejectReason.SYNTAX)
         return True
     if content is None:

@@ -85,7 +85,9 @@ class ArrowSource:
 
     def _read(self, size_bytes: int) -> Any:
         ahead, self._ahead = self._ahead[:size_bytes], self._ahead[size_bytes:]
-        return ahead or self._take(size_bytes)
+        if not ahead:
+            return self._take(size_bytes)
+        return ahead if len(ahead) == size_bytes else bytes(ahead) + bytes(self._take(size_bytes - len(ahead)))
 
     def _take(self, size_bytes: int) -> Any:
         if self._stream is not None:
@@ -116,13 +118,13 @@ class ArrowSource:
             self._stream.close()
 
 
-def open_schema(path: Path) -> pa.Schema:
-    """The schema of a file.
+def open_schema(path: Path, stream: Any = None) -> pa.Schema:
+    """The schema of a file; ``stream``: see ``ArrowSource``.
 
     Raises:
         OSError, ValueError, pyarrow.ArrowException: see ``ArrowSource``.
     """
-    source = ArrowSource(path)
+    source = ArrowSource(path, stream=stream)
     source.close()
     return source.reader.schema
 

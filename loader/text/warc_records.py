@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import DamageError
+from ..errors import DamageError, TokenreelError
 from .decompress import COMPRESSIONS, open_decompressed
 from .extras import need_extra
 
@@ -27,10 +27,12 @@ _LONGEST = 1 << 30
 
 
 class WarcRecord(NamedTuple):
-    """A record: warcio's, and the offset of its first byte in the decompressed stream."""
+    """A record: warcio's, the offset of its first byte in the decompressed stream, and whether its HTTP header could
+    be read."""
 
     record: Any
     start: int
+    is_whole: bool
 
 
 class _Tape:
@@ -63,28 +65,62 @@ def warc_records(stream: Any, position: int = 0) -> Iterator[WarcRecord]:
     """The records of a decompressed stream (``read``), whose next byte has the offset ``position``; each is valid until
     the next one is asked for.
 
+    warcio itself takes an empty line at the start, and a page whose HTTP header is empty, for the end of the file, and
+    a header that is cut for a whole one; so HTTP headers are parsed here, and lengths and the end are checked.
+
     Raises:
         ValueError: a record is cut short, is longer than it says, or is none.
     """
-    warcio = import_module("warcio.archiveiterator"), import_module("warcio.statusandheaders")
-    failures = (warcio[0].ArchiveLoadFailed, warcio[1].StatusAndHeadersParserException, EOFError)
     tape = _Tape(stream, position)
-    iterator = warcio[0].ArchiveIterator(tape)
+    iterator = import_module("warcio.archiveiterator").ArchiveIterator(tape, no_record_parse=True)
+    first = True
+    while (record := _next_record(iterator)) is not None:
+        first = False
+        length = _length(record, iterator.offset)
+        is_whole = _parse_http(iterator.loader, record, length)
+        tape.left = 1 << 62
+        yield WarcRecord(record, int(iterator.offset), is_whole)
+        while record.raw_stream.read(_CHUNK_BYTES):
+            pass
+        if getattr(record.raw_stream, "limit", 0) > 0:
+            raise ValueError(f"the record at byte {iterator.offset} is cut short")
+        tape.left = _MOST_HEADER_BYTES
+    if tape.tell() > position and (first or stream.read(1)):
+        raise ValueError(f"no WARC record at byte {position if first else tape.tell()}")
+
+
+def _next_record(iterator: Any) -> Any:
+    """warcio's next record, None at the end."""
     try:
-        for record in iterator:
-            tape.left = 1 << 62
-            yield WarcRecord(record, int(iterator.offset))
-            while record.raw_stream.read(_CHUNK_BYTES):
-                pass
-            if getattr(record.raw_stream, "limit", 0) > 0:
-                raise ValueError(f"the record at byte {iterator.offset} is cut short")
-            tape.left = _MOST_HEADER_BYTES
-            if iterator.err_count:
-                raise ValueError("a record is longer than its Content-Length")
-        if iterator.err_count:
-            raise ValueError("a record is longer than its Content-Length")
-    except failures as error:
+        record = next(iterator, None)
+    except TokenreelError:
+        raise
+    except Exception as error:  # warcio raises whatever its parser meets
         raise ValueError(f"no WARC record: {str(error)[:200]}") from error
+    if iterator.err_count:
+        raise ValueError("the record in front of this one is longer than it says")
+    return record
+
+
+def _length(record: Any, start: int) -> int:
+    said = record.rec_headers.get_header("length" if record.format == "arc" else "Content-Length")
+    if said is None or not str(said).strip().isdecimal():
+        raise ValueError(f"the record at byte {start} does not say its length")
+    return int(said)
+
+
+def _parse_http(loader: Any, record: Any, length: int) -> bool:
+    """Parse the HTTP header of a response; whether there is one where there has to be."""
+    uri = record.rec_headers.get_header("WARC-Target-URI") or record.rec_headers.get_header("uri") or ""
+    if record.rec_type != "response":
+        return True
+    try:
+        record.http_headers = loader.load_http_headers(record.rec_type, uri.strip("<> "), record.raw_stream, length)
+    except TokenreelError:
+        raise
+    except Exception:  # the record is broken, not the file
+        return False
+    return True
 
 
 def read_content(record: Any, most_bytes: int) -> bytes | None:

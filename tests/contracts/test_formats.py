@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import ipc
 from support.warc import NO_ENCODING, warc_record
 
 from dataprep.documents import InputFile
@@ -122,10 +122,14 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return write_case(tmp_path, name, ROWS[name][place])
 
 
-def read_all(case: Case, **arguments: Any) -> dict[int, str]:
-    found: dict[int, str] = {}
+def collect(case: Case, found: dict[int, str], **arguments: Any) -> None:
     for batch in read_file(case.inputs, 5, **arguments):
         found.update(zip(batch.record_N.tolist(), batch.text.to_pylist(), strict=True))
+
+
+def read_all(case: Case, **arguments: Any) -> dict[int, str]:
+    found: dict[int, str] = {}
+    collect(case, found, **arguments)
     return found
 
 
@@ -228,8 +232,7 @@ def test_a_cut_file_names_itself_after_what_lies_in_front(case: Case) -> None:
         case.inputs.location.write_bytes(whole[:cut])
         found: dict[int, str] = {}
         with pytest.raises(DamageError, match=case.row.name):
-            for batch in read_file(case.inputs, 0):
-                found.update(zip(batch.record_N.tolist(), batch.text.to_pylist(), strict=True))
+            collect(case, found)
         assert found == {place: case.good[place] for place in found}
 
 

@@ -8,10 +8,11 @@ NO_ENCODING = bytes(range(0x80, 0x100)) * 3 + b"\x81\xff\xff\xff"
 """Bytes that are no text in any encoding."""
 
 
-def warc_record(page: bytes, *, kind: str = "response", mime: str | None = "text/html", http: str = "") -> bytes:
-    """One record of WARC 1.0: an HTTP response with ``page`` as its body (``http``: further lines of its header), or,
+def warc_record(page: bytes, *, kind: str = "response", mime: str | None = "text/html", http: str | None = "") -> bytes:
+    """One record of WARC 1.0: an HTTP response with ``page`` as its body (``http``: further lines of its header; None =
+    the page is all there is), or,
     for another ``kind``, the page as it is."""
-    if kind == "response":
+    if kind == "response" and http is not None:
         page = f"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n{http}\r\n".encode() + page
     lines = [
         "WARC/1.0",
