@@ -26,6 +26,7 @@ from loader.files import (
     TEMPORARY_PREFIX,
     fsync_folder,
     make_folder,
+    remove_all_temporaries,
     remove_stale_temporaries,
     sync_tree,
     temporary_path,
@@ -94,12 +95,24 @@ def publish(pipeline: Pipeline, output: Path, written: Written, report: str, fac
         if found is None:
             staging = pipeline.build_folders().dataset(split)
             _finish(pipeline, staging, split, written, report, facts)
-            _move(staging, places[split])
-        elif found != pipeline.digest:
+            found = _publish(staging, places[split])
+        if found not in (None, pipeline.digest):
             raise _other_dataset(places[split], pipeline.digest)
+        remove_all_temporaries(places[split])
         digests[split] = _digest(places[split])
     assert digests[0] is not None, "the training Dataset has no shard"
     return Published(places[0], digests[0], places[1] if digests[1] else None, digests[1])
+
+
+def _publish(staging: Path, place: Path) -> str | None:
+    """Move a finished Dataset to its place; the digest of the one that another job has put there meanwhile, if any."""
+    try:
+        _move(staging, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return existing_build(place)
+    return None
 
 
 def _other_dataset(path: Path, digest: str) -> RefusedError:

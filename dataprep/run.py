@@ -13,7 +13,7 @@ from typing import Any
 
 from loader.cli_options import Output
 from loader.errors import RefusedError
-from loader.files import make_folder, remove_folder
+from loader.files import make_folder, remove_all_temporaries, remove_folder
 from loader.progress import Progress
 from loader.settings import load_config, to_plain
 
@@ -227,6 +227,8 @@ def run_build(prepared: Prepared, output: Output) -> dict[str, Any]:
 
             run_until(prepared, "index", output)
             publish_index(pipeline, prepared.output)
+        for place in split_outputs(prepared.output):
+            remove_all_temporaries(place)
         remove_folder(pipeline.folder("write"))
     return _result(prepared)
 

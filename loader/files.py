@@ -19,6 +19,7 @@ __all__ = [
     "fsync_folder",
     "hash_file",
     "make_folder",
+    "remove_all_temporaries",
     "remove_folder",
     "remove_stale_temporaries",
     "sync_tree",
@@ -145,6 +146,14 @@ def check_name(name: str, place: str) -> str:
     if bad:
         raise DamageError("TR-NAME-UNSAFE", f"unsafe name {name!r}", place, "a plain name without separators")
     return name
+
+
+def remove_all_temporaries(folder: Path) -> None:
+    """Remove every temporary file at any depth, whoever writes it, from a folder that is finished and in its place: on
+    a file system without locks a second job may have been at work in it when it was moved there.
+    """
+    for path in folder.rglob(f"{TEMPORARY_PREFIX}*"):
+        path.unlink(missing_ok=True)
 
 
 def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path]:
