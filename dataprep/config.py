@@ -98,7 +98,8 @@ class RunConfig:
         memory: what the deciding stages may hold, such as ``4GB``: the rest waits on disk.
         fast: tokenizer backends of the extra ``[fast]``: ``auto`` where installed and equal, ``off``, or ``require``
             (fail where there is none). Each must pass a self-check first: the ids are the same either way.
-        rehash: hash every input again instead of trusting an unchanged size and time of change.
+        rehash: hash every input again instead of trusting an unchanged size and time of change; remote ones are
+            fetched again.
     """
 
     workers: int = 2
