@@ -7,6 +7,7 @@ of the middle unseen. Both must be the canonical encoding byte for byte, so no f
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from .errors import DamageError
 from .files import write_atomic
 
 __all__ = [
+    "MAX_DEPTH",
     "SealedLines",
     "append_sealed_line",
     "cut_torn_tail",
@@ -30,6 +32,9 @@ __all__ = [
     "unseal",
     "write_sealed",
 ]
+
+MAX_DEPTH = 64
+"""Levels of nesting that a sealed object may have."""
 
 _HASH_KEY = "self_hash"
 _LINE_KEY = "checksum"
@@ -187,4 +192,18 @@ def _parse_object(data: bytes, place: str) -> dict[str, Any]:
         raise DamageError("TR-SEAL-JSON", "no JSON", place, "a sealed JSON object") from error
     if not isinstance(value, dict):
         raise DamageError("TR-SEAL-JSON", "not a JSON object", place, "a sealed JSON object")
+    if _is_deeper(value, MAX_DEPTH):
+        raise DamageError("TR-SEAL-JSON", "nested too deeply", place, f"at most {MAX_DEPTH} levels")
     return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists are nested more than ``levels`` deep; level by level, for a hostile file must not reach
+    whatever walks its value by recursion."""
+    boxes = [value]
+    for _ in range(levels):
+        items = itertools.chain.from_iterable(box.values() if isinstance(box, dict) else box for box in boxes)
+        boxes = [item for item in items if isinstance(item, dict | list)]
+        if not boxes:
+            return False
+    return True
