@@ -12,7 +12,9 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,8 @@ def _read_rows(path: Path, kind: str, job: tuple[ReadRequest, _Shape], rows: _Ro
         documents = _documents(path, kind, (request, shape), rows.adapter, cache)
         while True:
             try:
-                document = next(documents, None)
+                with _offline():
+                    document = next(documents, None)
             except TokenreelError:
                 raise
             except Exception:  # whatever datasets raises: our own reader finds the row and says what is wrong
@@ -91,6 +94,21 @@ def _read_rows(path: Path, kind: str, job: tuple[ReadRequest, _Shape], rows: _Ro
         rows.flush(rows.number)
         if (batch := rows.collector.batch()) is not None:
             yield batch
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """While inside, ``datasets`` asks its hub nothing: it would count even the loading of a local file there."""
+    config: Any = import_module("datasets").config
+    names = [name for name in ("HF_HUB_OFFLINE", "HF_UPDATE_DOWNLOAD_COUNTS") if hasattr(config, name)]
+    before = {name: getattr(config, name) for name in names}
+    for name in names:
+        setattr(config, name, name == "HF_HUB_OFFLINE")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 def _documents(

@@ -148,14 +148,10 @@ def test_what_is_no_warc_is_damage(tmp_path: Path) -> None:
         "no length": good.replace(length + b"\r\n", b"") + good,
         "NUL": b"\0",
     }
-    for kind, data in broken.items():
+    for data in broken.values():
         (tmp_path / "a.warc").write_bytes(data)
-        try:
-            found = read(tmp_path / "a.warc")[0]
-        except DamageError as error:
-            assert "a.warc" in str(error)
-        else:
-            raise AssertionError(f"{kind}: {found}")
+        with pytest.raises(DamageError, match=r"a\.warc"):
+            read(tmp_path / "a.warc")
     (tmp_path / "a.warc").write_bytes(b"WARC/1.0\r\nX: " + b"x" * (9 << 20))
     with pytest.raises(DamageError, match="headers"):
         read(tmp_path / "a.warc")
