@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loader.errors import DamageError, JobError
-from loader.run_config import build_plan, mixture_of
+from loader.order.plan import Plan
+from loader.run_config import build_plan, mixture_of, planned_positions
 from loader.run_folder import append_event, lock_run, write_config
 from loader.runs import ledger_of, materialise_skips, open_branch, read_branches, read_skips
 from loader.sources import Sources
@@ -122,10 +123,24 @@ class _Driver:
         where = None if checkpoint is None else checkpoint.path.name
         session.event("start" if checkpoint is None else "resume", session.next_step, checkpoint=where)
         self._setting.say(f"branch {session.branch}, attempt {session.attempt}: from step {session.next_step}")
+        self._say_where_the_mix_ends(plan)
         if checkpoint is None:
             session.save()
             session.saver.wait()  # from here on, steps without a checkpoint are a sign of damage
         return session
+
+    def _say_where_the_mix_ends(self, plan: Plan) -> None:
+        """A run may read on behind the end of its Dataset's mix, in the shares of the last stage; it is told so, once a
+        process, as sources then come more often than planned."""
+        planned = planned_positions(self._job.config.data, self._sources)
+        if planned is None:
+            return
+        steps = self._job.config.steps
+        last = plan.next_position(steps - 1)
+        text = f"the Dataset was mixed for {planned} positions; {steps} steps read {last}"
+        if last > planned and text not in self._told:
+            self._told.add(text)
+            self._setting.say(text)
 
     def _load(self, branches: Any, watch: SpikeWatch, stream: Stream) -> Checkpoint | None:
         paths = self._job.paths
@@ -220,7 +235,7 @@ class _Driver:
         return True
 
 
-def _plan(job: Job, sources: Sources, entries: Any) -> Any:
+def _plan(job: Job, sources: Sources, entries: Any) -> Plan:
     from loader.order.skips import SkipList
 
     return build_plan(job.config.data, sources, SkipList(tuple(entries)))

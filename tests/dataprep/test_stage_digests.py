@@ -83,6 +83,9 @@ def changed(before: Pipeline, after: Pipeline) -> tuple[set[str], set[str]]:
         ("holdout.fraction=0.1", "decide index"),
         ("tokenizer.add_bos=false", "choose sample tokenizer"),
         ("mix.total_tokens=100", "mix"),
+        ("mix.temperature=2.0", "mix"),
+        ("mix.stages=[{share: 1, ratios: {web: 1, code: 1}}]", "mix"),
+        ("mix.thin=false", ""),
         ("pack.seq_len=64", "pack"),
     ],
 )
@@ -93,6 +96,23 @@ def test_a_setting_shapes_the_stages_that_use_it(folder: Path, override: str, st
     first = min((list(before.stages).index(name) for name in own), default=len(before.stages))
     assert all(list(before.stages).index(name) >= first for name in other)
     assert ("write" in other) == bool(stages)
+
+
+def test_blocks_of_samples_count_for_a_mix_that_asks_for_something(folder: Path) -> None:
+    asked, longer = "mix.ratios={web: 1, code: 1}", "pack.seq_len=64"
+    assert changed(plan(folder, asked), plan(folder, asked, longer))[1] == {"mix", "pack"}
+
+
+def test_a_source_far_too_large_is_gauged_and_thinned(folder: Path) -> None:
+    """64 bytes of input for each token are far too many; a longer plan of three equal binary digits is no other one."""
+    (folder / "web" / "x.jsonl").write_text('{"text": "one", "date": "2024"}\n' * 1000)
+    asked = [f"mix={{ratios: {{web: 1, code: 1}}, total_tokens: {total}}}" for total in (90, 390, 440, 900)]
+    short, some, more, ordinary = (plan(folder, one) for one in asked)
+    assert {"gauge", "thin"} <= set(short.stages)
+    assert not {"gauge", "thin"} & set(ordinary.stages)
+    assert changed(some, more)[0] == {"mix", "pack", "write"}
+    assert changed(some, plan(folder, asked[1], "mix.total_tokens=200"))[1] == {"thin", "mix"}
+    assert changed(plan(folder, asked[0], "mix.thin=false"), ordinary)[1] == {"mix"}
 
 
 def test_what_a_file_holds_counts_and_not_where_it_lies(folder: Path, tmp_path: Path) -> None:
