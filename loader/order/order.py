@@ -25,7 +25,7 @@ _Ints = NDArray[np.int64]
 _KEPT_SLICES = 1 << 20
 _JOINED_SLICES = 1 << 18
 _STEPS_AHEAD = 32
-_EPOCH_ROWS = 3000  # what an epoch of a handful of shards costs to build, in rows of a snapshot
+_EPOCH_ROWS = 10_000  # rows of a snapshot that cost more to join than an epoch of a few shards to build
 _PORTION = 1 << 13
 
 

@@ -1,11 +1,14 @@
-"""The order is frozen: version 1 must say for ever what ``order_v1.json`` says. Another order needs another version.
+"""The order is frozen: version 1 must say for ever what ``order_v1.json`` and ``order_shapes_v1.json`` say. Another
+order needs another version.
 
-``python -m tests.golden.test_order_golden`` from the repository root prints the vectors of the order at hand.
+``python -m tests.golden.test_order_golden`` from the repository root prints the vectors of the order at hand, with
+``shapes`` those of the second file.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from loader.order import (
 )
 
 GOLDEN = Path(__file__).parent / "order_v1.json"
+GOLDEN_SHAPES = Path(__file__).parent / "order_shapes_v1.json"
 SEEDS = (0, 17, 2**63 - 1)
 STAGES = (
     MixtureStage(0, {"web": 0.6, "books": 0.25, "code": 0.15}),
@@ -128,5 +132,82 @@ def test_a_cursor_of_version_1_is_accepted(golden: dict[str, Any]) -> None:
     check_cursor(Cursor.from_json(golden["cursor"]), plan_of(SEEDS[1]), DIGESTS)
 
 
+def many_sources(seed: int) -> Plan:
+    """256 sources with skewed weights over 40 stages, some out for a while, and two stamps in one of them."""
+    names = [f"source {number}" for number in range(256)]
+    stages = tuple(
+        MixtureStage(256 * start, {name: 1e-4 + (n * start) % 7 for n, name in enumerate(names) if n != start})
+        for start in range(0, 120, 3)
+    )
+    shapes = tuple(SourceShape(name, [number % 5 + 1] * (number % 4 + 1)) for number, name in enumerate(names))
+    drop = (
+        SkipEntry("samples", "drop", 1000, "source 251", ((0, 1),)),
+        SkipEntry("samples", "drop", 5000, "source 251", ((3, 5),)),
+    )
+    return Plan(PlanConfig(shapes, seed, stages, (BatchStage(0, 1000),), 3, 2), SkipList(drop))
+
+
+def ragged(seed: int) -> Plan:
+    """A source of one sample, one of one-sample shards, one with empty shards, one large; every slice count matters."""
+    shapes = (
+        SourceShape("one", [1]),
+        SourceShape("crumbs", [1] * 97),
+        SourceShape("gaps", [0, 3, 0, 0, 1021, 2, 0]),
+        SourceShape("large", [16_384] * 300 + [77]),
+    )
+    stages = (
+        MixtureStage(0, {"one": 1e-3, "crumbs": 0.01, "gaps": 0.3, "large": 1}),
+        MixtureStage(1 << 20, {"gaps": 1, "large": 3}),
+    )
+    cuts = SkipEntry("positions", "drop", 777, ranges=((0, 900), (5000, 5001), (6000, 9000), (8000, 8500)))
+    return Plan(PlanConfig(shapes, seed, stages, (BatchStage(0, 17), BatchStage(4000, 512)), 5, 7), SkipList([cuts]))
+
+
+def single(seed: int) -> Plan:
+    """One source of prime size under both kinds of drops, one slice and one shard a window."""
+    entries = (
+        SkipEntry("samples", "drop", 0, "s", ((5, 9),)),
+        SkipEntry("positions", "drop", 600, ranges=((640, 1280),)),
+        SkipEntry("samples", "drop", 2500, "s", ((0, 700), (690, 800))),
+    )
+    config = PlanConfig(
+        (SourceShape("s", [503, 503, 3]),), seed, (MixtureStage(0, {"s": 1}),), (BatchStage(0, 64),), 1, 1
+    )
+    return Plan(config, SkipList(entries))
+
+
+def shape_vectors(plan: Plan) -> dict[str, Any]:
+    """Samples near the start and far out, steps, counts and the inverse."""
+    here = plan.samples(np.arange(12_000))
+    far = [plan.samples(np.arange(start, start + 300)) for start in ((1 << 20) - 100, 1 << 30, (1 << 36) - 300)]
+    name = plan.source_names[-1]
+    return {
+        "first": [[plan.source_names[s] for s in here.source_N[:16].tolist()], here.sample_N[:16].tolist()],
+        "samples": digest(here.source_N, here.rank_N, here.epoch_N, here.sample_N),
+        "far": [digest(refs.source_N, refs.rank_N, refs.epoch_N, refs.sample_N) for refs in far],
+        "steps": digest(*(plan.step_positions(step) for step in range(20))),
+        "counts": digest(*(plan.mixture.counts_before(position) for position in (255, 256, 9999, 1 << 21, 1 << 36))),
+        "inverse": plan.positions_of_sample(name, 2, 12_000).tolist()[:12],
+    }
+
+
+def all_shapes() -> dict[str, Any]:
+    """The vectors of each shape and seed."""
+    return {name: {str(seed): shape_vectors(make(seed)) for seed in SEEDS} for name, make in MORE_SHAPES.items()}
+
+
+MORE_SHAPES = {"many sources": many_sources, "ragged": ragged, "single": single}
+
+
+@pytest.mark.parametrize("shape", MORE_SHAPES)
+def test_every_shape_is_what_it_was(shape: str) -> None:
+    golden = json.loads(GOLDEN_SHAPES.read_text())
+    assert golden["order_version"] == ORDER_VERSION
+    assert set(golden["shapes"]) == set(MORE_SHAPES)
+    for seed in SEEDS:
+        assert shape_vectors(MORE_SHAPES[shape](seed)) == golden["shapes"][shape][str(seed)], f"{shape}, seed {seed}"
+
+
 if __name__ == "__main__":
-    print(json.dumps(vectors(), indent=1))
+    shown = {"order_version": ORDER_VERSION, "shapes": all_shapes()} if "shapes" in sys.argv else vectors()
+    print(json.dumps(shown, indent=1))
