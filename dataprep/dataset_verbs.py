@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from loader.cli_options import Output, output_options
+from loader.errors import ConfigError
 
-__all__ = ["repack"]
+__all__ = ["import_tokens", "repack"]
 
 _SIZES = click.IntRange(min=1)
 
@@ -33,6 +34,56 @@ def repack(output: Output, dataset: Path, out: Path, workers: int, **asked: Any)
     lines = [*_packing_lines(result["sources"]), "", f"dataset  {result['digest']}  {result['output']}"]
     if result["validation"] is not None:
         lines.append(f"validation Dataset not repacked: tokenreel repack {result['validation']} --seq-len ...")
+    output.result(result, "\n".join(lines))
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE=PATH...")
+@click.option("--format", "set_format", required=True, help="mds, megatron or datatrove.")
+@click.option("--output", "out", type=click.Path(path_type=Path), required=True, help="Folder of the Dataset.")
+@click.option("--seq-len", type=_SIZES, required=True, help="Tokens of a sample.")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path, file_okay=False), help="A tokenizer folder (DATASET/tokenizer)."
+)
+@click.option("--vocab-size", type=_SIZES, help="Ids are below it; default: the tokenizer's.")
+@click.option(
+    "--pad-id", type=click.IntRange(min=0), help="Fills the rest of a sample; default: the tokenizer's, or 0."
+)
+@click.option("--keep-samples", is_flag=True, help="Every record has --seq-len tokens and stays one sample.")
+@click.option("--column", default="tokens", show_default=True, help="MDS: the column with the tokens.")
+@click.option("--dtype", help="MDS: dtype of the tokens in a column of bytes, such as int64.")
+@click.option("--strategy", default="best_fit", show_default=True, help="Packing strategy.")
+@click.option("--window-documents", type=_SIZES, default=8192, show_default=True, help="Documents packed at a time.")
+@click.option("--shard-bytes", type=_SIZES, default=64 << 20, show_default=True, help="Size a shard aims at.")
+@click.option(
+    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=17, show_default=True, help="Keys ids and order."
+)
+@click.option("--workers", type=_SIZES, default=2, show_default=True, help="Processes; never changes a result.")
+@output_options
+def import_tokens(output: Output, sources: tuple[str, ...], out: Path, workers: int, **asked: Any) -> None:
+    """Make a Dataset of token sets that others wrote: MDS, Megatron .bin/.idx, datatrove .ds."""
+    from .config import PackConfig, ShardsConfig
+    from .imports.base import TOKEN_DTYPES, SetOptions
+    from .pack import PACKERS
+    from .token_import import ImportOptions, import_set, parse_sources
+
+    for option, value, known in (("--strategy", asked["strategy"], PACKERS), ("--dtype", asked["dtype"], TOKEN_DTYPES)):
+        if value is not None and value not in known:
+            raise ConfigError("TR-CONFIG-NAME", f"no {option[2:]} {value!r}", option, ", ".join(known))
+    options = ImportOptions(
+        format=asked["set_format"],
+        sources=parse_sources(sources),
+        set=SetOptions(asked["column"], asked["dtype"]),
+        tokenizer=asked["tokenizer"],
+        vocab_size=asked["vocab_size"],
+        pad_id=asked["pad_id"],
+        pack=PackConfig(asked["seq_len"], asked["strategy"], asked["window_documents"]),
+        shards=ShardsConfig(asked["shard_bytes"]),
+        seed=asked["seed"],
+        keep_samples=asked["keep_samples"],
+    )
+    result = import_set(options, out, workers, output)
+    lines = [*_packing_lines(result["sources"]), "", f"dataset  {result['digest']}  {result['output']}"]
     output.result(result, "\n".join(lines))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,13 @@ from loader.files import hash_file, write_atomic
 from loader.shards.access import read_npy, resolve
 from loader.shards.commit import DatasetInfo
 from loader.shards.dataset import Dataset, open_dataset
+from loader.shards.default_mixture import DefaultMixture
 from loader.shards.layout import DOCUMENT_INDEX_DTYPE, token_dtype
 from loader.text.tokenizers import load_tokenizer
 
 from .buckets import PACKING_COUNTS
 from .config import PackConfig, ShardsConfig
+from .mix_repack import repacked_mixture
 from .pack import PACKERS
 from .places import SPLITS
 from .repack_join import Joining, JoinShards, ShardRun
@@ -231,12 +234,29 @@ def _describe(dataset: Dataset, job: TokenJob, written: WrittenSet, folder: Path
         config=config,
         accounting=accounting,
         order=manifest.order,
+        mixture=_mixture(dataset, job.pack.seq_len, written),
         extra_files=tuple(extra),
     )
 
 
+def _mixture(dataset: Dataset, seq_len: int, written: WrittenSet) -> DefaultMixture | None:
+    """The Mixture that the Dataset was mixed for, over the new samples.
+
+    Raises:
+        RefusedError: a stage is too short for them.
+    """
+    manifest = dataset.manifest
+    if manifest.mixture is None:
+        return None
+    new = Counter[str]()
+    for record in written.records:
+        new[record.source] += record.num_samples
+    samples = {source.name: (source.num_samples, new[source.name]) for source in manifest.sources}
+    return repacked_mixture(manifest.mixture, samples, (manifest.seq_len, seq_len))
+
+
 def _accounting(old: Mapping[str, Any], written: WrittenSet) -> dict[str, Any]:
-    """The account of documents as it was, with the new padding and packing."""
+    """The account of documents as it was, with the new padding and packing; positions of the old samples are gone."""
     sources = {}
     for name, counts in written.counts.items():
         row = dict(old.get("sources", {}).get(name, {}))
@@ -244,7 +264,7 @@ def _accounting(old: Mapping[str, Any], written: WrittenSet) -> dict[str, Any]:
         row["packing"] = {key: counts[key] for key in PACKING_COUNTS}
         row.pop("validation_packing", None)
         sources[name] = row
-    return {**old, "sources": sources}
+    return {**{key: value for key, value in old.items() if key != "mixture"}, "sources": sources}
 
 
 def _copy_verified(dataset: Dataset, name: str, folder: Path) -> None:

@@ -40,6 +40,14 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         tokenizer: as in the manifest.
     """
     sources = {source["name"]: accounting["sources"][source["name"]] for source in config["sources"]}
+    if "import" in config:
+        sections = [
+            Section("Imported records", _imported(config["import"], sources)),
+            Section("Samples", _samples(config, sources)),
+            Section("Tokenizer", [_tokenizer(tokenizer)]),
+            Section("Configuration", [Facts(_flat(config))]),
+        ]
+        return render_page("Dataset", sections, f"{len(sources)} sources, imported, seed {config['seed']}")
     sections = [
         Section("Where every document went", _funnel(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
@@ -51,6 +59,26 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
         Section("Configuration", [Facts(_flat(config))]),
     ]
     return render_page("Dataset", sections, f"{len(sources)} sources, seed {config['seed']}")
+
+
+def _imported(rule: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    """What came in as tokens."""
+    rows = [
+        [
+            name,
+            row["files"],
+            row["records"],
+            row["empty"],
+            row["trained"],
+            row["trained_bytes"] if rule["bytes"] else "-",
+        ]
+        for name, row in sources.items()
+    ]
+    words = (
+        f"Token sets of format {rule['format']}. Every record is a document: records = documents + empty ones "
+        "(checked). Bytes of text are known with a lossless tokenizer alone."
+    )
+    return [Prose(words), Table(["source", "files", "records", "empty", "documents", "bytes of text"], rows)]
 
 
 def _fates(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:

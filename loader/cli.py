@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "mix": ("dataprep.cli:mix", "Everything up to the token budget of each source."),
     "build": ("dataprep.cli:build", "Raw documents to a dataset of packed token shards."),
     "repack": ("dataprep.dataset_verbs:repack", "Another sequence length, without tokenising again."),
+    "import": ("dataprep.dataset_verbs:import_tokens", "Token sets of MDS, Megatron or datatrove as a dataset."),
     "train": ("train.cli:train", "Train, watch for spikes, roll back, cut, go on; resumes by itself."),
     "inspect": ("loader.dataset_cli:inspect", "Digests, counts and shares of a dataset."),
     "verify": ("loader.dataset_cli:verify", "Every checksum and invariant, and files that nothing names."),
