@@ -11,6 +11,7 @@ retries are off: theirs know nothing of short answers.
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -86,7 +87,7 @@ def open_store(url: str, transfer: Transfer | None = None) -> Store:
     """
     problem = url_problem(url)
     if problem is not None:
-        raise ConfigError("TR-REMOTE-URL", problem, redact(url), "a URL such as s3://bucket/folder")
+        raise ConfigError("TR-REMOTE-URL", problem, None, "a URL such as s3://bucket/folder")
     scheme = url.partition("://")[0]
     kind = _ObjectStore if scheme in _OBSTORE_SCHEMES else _FileSystem
     return kind(url.rstrip("/"), transfer or Transfer())
@@ -135,10 +136,19 @@ class _ObjectStore:
             extra = _profile_credentials()
         make: Any = from_url  # its overloads know each scheme's own options, not the common ones of any URL
         try:
-            return make(self._url, client_options=options, retry_config={"max_retries": 0}, **extra)
+            return make(self._address(), client_options=options, retry_config={"max_retries": 0}, **extra)
         except Exception as error:
             message = f"the store cannot be opened: {redact(str(error))}"
             raise ConfigError("TR-REMOTE-SCHEME", message, self._url, "a URL and settings that obstore takes") from None
+
+    def _address(self) -> str:
+        """The URL as the client takes it: of a key in a store each character stands for itself, as in every other tool
+        for them, while the client decodes ``%20`` and turns a backslash round."""
+        if not self.can_list:
+            return self._url
+        scheme, _, rest = self._url.partition("://")
+        bucket, slash, key = rest.partition("/")
+        return f"{scheme}://{bucket}{slash}{urllib.parse.quote(key)}"
 
     def list(self, folder: str) -> Iterator[RemoteFile]:
         import obstore

@@ -87,12 +87,16 @@ def url_problem(url: str) -> str | None:
         return "a URL with a user or a password: credentials come from the environment, never from the configuration"
     if "@" in host and ":" in host.split("@", 1)[0]:
         return "a URL with a password: credentials come from the environment, never from the configuration"
+    port = host.rpartition("@")[2].partition(":")[2]
+    if ":" in host and not port.isdecimal() and not host.startswith("["):
+        return "a URL whose host has something else than a port behind its colon"
     if "?" in rest or "#" in rest:
         return "a URL with a query or a fragment: credentials come from the environment, never from the configuration"
     if not host and scheme != "memory":
         return "a URL without a bucket or a host"
+    chained = "::" in (rest.partition("]")[2] if host.startswith("[") else rest)
     segments = rest.rstrip("/").split("/")[1:]
-    if any(segment in ("", ".", "..") for segment in segments) or "::" in url or not url.isprintable():
+    if any(segment in ("", ".", "..") for segment in segments) or chained or not url.isprintable():
         return "a URL whose path has empty parts, '.', '..', '::' or characters that are not printable"
     return None
 

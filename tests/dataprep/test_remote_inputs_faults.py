@@ -277,6 +277,30 @@ def test_a_server_without_ranges_is_read_whole(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == LARGE
 
 
+ODD = ("a b", "é", "c%20d", "p+q", "r[1]~*", "=&@!$'(),;:")
+
+
+def test_keys_stand_for_themselves(proxy: FaultProxy, server: S3Server) -> None:
+    """Whatever is in them: in the root, in what is listed, in what is looked up and read."""
+    server.put("odd", {f"{folder}/{folder}.bin": folder.encode() for folder in ODD})
+    for folder in ODD:
+        store = open_store(f"s3://odd/{folder}", QUICK)
+        (file,) = find_objects(store, ["*"], QUICK)
+        assert file.path == f"{folder}.bin"
+        assert look_up(store, [file.path], QUICK) == [file]
+        assert bytes(store.read(file, 0, file.size_bytes)) == folder.encode()
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(ConfigError, match="TR-REMOTE-EXTRA") as caught:
+        open_store("s3://bucket/x")
+    assert caught.value.next_command == "pip install 'tokenreel[s3]'"
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(ConfigError, match="TR-REMOTE-EXTRA"):
+        open_store("memory://x")
+
+
 def test_other_schemes_are_read_by_fsspec(tmp_path: Path) -> None:
     import fsspec
 

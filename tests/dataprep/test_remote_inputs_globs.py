@@ -94,6 +94,7 @@ def test_a_pattern_of_many_stars_is_no_trap() -> None:
         "https://CANARYuser@host/x",
         "https://host/x?X-Amz-Signature=CANARY",
         "https://host/x#CANARY",
+        "s3://user:CANARY/pass@bucket/x",
         "s3://",
         "s3:///CANARY",
         "S3://CANARY/x",
@@ -110,8 +111,8 @@ def test_a_url_that_is_none_or_holds_credentials_is_refused_unrepeated(url: str)
 
 
 def test_good_urls() -> None:
-    urls = ("s3://b", "s3://b/", "s3://b/c d/é", "https://h:80/x", "hf://datasets/a/b", "memory://x", "abfss://c@acc/x")
-    for url in urls:
+    stores = ["s3://b", "s3://b/", "s3://b/c d/é", "hf://datasets/a/b", "memory://x", "abfss://c@acc/x"]
+    for url in [*stores, "https://h:80/x", "http://[::1]:80/x"]:
         assert url_problem(url) is None, url
     assert open_store("https://host/x/").url == "https://host/x"
 
