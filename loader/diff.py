@@ -11,6 +11,7 @@ from .errors import ConfigError
 __all__ = ["changed_keys", "compare", "to_text"]
 
 _SHOWN_KEYS = 40
+_LONG = ("accounting",)  # follows from the rest: last, and short
 
 
 def compare(left: Path, right: Path, examples: int = 5) -> dict[str, Any]:
@@ -85,18 +86,26 @@ def to_text(value: Mapping[str, Any]) -> str:
         return f"the same: {value['kind']} {value['left']['digest']}"
     lines = [f"{name} {value[side]['path']}  {value[side]['digest']}" for name, side in (("A", "left"), ("B", "right"))]
     for title, changes in value["changes"].items():
-        if changes:
-            lines.append(f"{title}:")
-            lines += [f"  {_change(change)}" for change in changes[:_SHOWN_KEYS]]
-            if len(changes) > _SHOWN_KEYS:
-                lines.append(f"  and {len(changes) - _SHOWN_KEYS} more (--json lists all)")
+        if title not in _LONG:
+            lines += _change_lines(title, changes, _SHOWN_KEYS)
     for title in ("inputs", "documents"):
         part = value.get(title)
         if part:
             lines.append(f"{title}:")
             lines += _part(part, "  ")
+    for title in _LONG:
+        lines += _change_lines(title, value["changes"].get(title, []), _SHOWN_KEYS // 4)
     lines += [f"note: {note}" for note in value.get("notes", ())]
     return "\n".join(lines)
+
+
+def _change_lines(title: str, changes: list[dict[str, Any]], most: int) -> list[str]:
+    if not changes:
+        return []
+    lines = [f"{title}:", *(f"  {_change(change)}" for change in changes[:most])]
+    if len(changes) > most:
+        lines.append(f"  and {len(changes) - most} more (--json lists all)")
+    return lines
 
 
 def _change(change: Mapping[str, Any]) -> str:

@@ -23,14 +23,16 @@ from .text.records import document_ids
 __all__ = ["fates_of"]
 
 _ROWS_A_BATCH = 1 << 16
+_VALIDATION = "-validation"
 
 
 def fates_of(dataset: Dataset, owner: Dataset, rows_D: NDArray[np.void]) -> Counter[str]:
     """Count the documents ``rows_D`` (rows of ``owner``'s documents.npy, sorted by id, each once) by what became of
     them in ``dataset``.
 
-    Fates: ``held out``, ``removed: METHOD``, ``rejected``, ``no input`` (its input file is none of the Dataset's),
-    ``input changed`` or ``unknown``; the first that holds. Both Datasets must have one salt.
+    Fates: ``held out`` (of a validation Dataset: ``trained``), ``removed: METHOD``, ``rejected``, ``no input`` (its
+    input file is none of the Dataset's), ``input changed`` or ``unknown``; the first that holds. Both Datasets must
+    have one salt.
 
     Raises:
         DamageError: a table is not what was written.
@@ -38,7 +40,7 @@ def fates_of(dataset: Dataset, owner: Dataset, rows_D: NDArray[np.void]) -> Coun
     ids_D = rows_D["id"]
     fate_D = np.full(len(ids_D), "unknown", "U64")
     open_D = np.ones(len(ids_D), np.bool_)
-    _settle(fate_D, open_D, _held_out(dataset, ids_D), "held out")
+    _settle(fate_D, open_D, *_other_split(dataset, ids_D))
     for method, mine_D in _removed(dataset, ids_D).items():
         _settle(fate_D, open_D, mine_D, f"removed: {method}")
     _settle(fate_D, open_D, _rejected(dataset, ids_D), "rejected")
@@ -52,18 +54,21 @@ def _settle(fate_D: NDArray[np.str_], open_D: NDArray[np.bool_], mine_D: NDArray
     open_D &= ~mine_D
 
 
-def _held_out(dataset: Dataset, ids_D: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    held_D = np.zeros(len(ids_D), np.bool_)
-    path = dataset.path.with_name(f"{dataset.path.name}-validation")
+def _other_split(dataset: Dataset, ids_D: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], str]:
+    """Which documents the other split of the same build holds, and what that is called."""
+    found_D = np.zeros(len(ids_D), np.bool_)
+    name = dataset.path.resolve().name
+    is_validation = name.endswith(_VALIDATION)
+    other = name.removesuffix(_VALIDATION) if is_validation else name + _VALIDATION
+    fate = "trained" if is_validation else "held out"
     try:
-        beside = open_dataset(path)
-    except ConfigError:
-        return held_D
-    if beside.manifest.parents.get("build") != dataset.manifest.parents.get("build"):
-        return held_D
-    for rows_M in index_blocks(beside):
-        held_D |= _among(ids_D, rows_M["id"])
-    return held_D
+        beside = open_dataset(dataset.path.resolve().with_name(other))
+    except (ConfigError, ValueError):
+        return found_D, fate
+    if beside.manifest.parents.get("build") == dataset.manifest.parents.get("build"):
+        for rows_M in index_blocks(beside):
+            found_D |= _among(ids_D, rows_M["id"])
+    return found_D, fate
 
 
 def _table(dataset: Dataset, name: str) -> Path | None:

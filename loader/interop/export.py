@@ -17,6 +17,7 @@ from ..errors import ConfigError, DamageError, RefusedError
 from ..files import TEMPORARY_PREFIX, check_name, fsync_folder, temporary_path
 from ..sealed import read_sealed, write_sealed
 from ..shards.dataset import Dataset, open_dataset
+from ..shards.layout import token_dtype
 from .datatrove import plan_datatrove, write_datatrove
 from .mds import plan_mds, write_mds
 from .megatron import plan_megatron, write_megatron
@@ -37,7 +38,7 @@ class ExportFormat:
         plan, write: what an export consists of; writing it.
         links: whether it can point at the Dataset's own token files.
         splits: whether it knows split folders.
-        reader: how its own stack reads it.
+        reader: a Python expression that opens it in its own stack, to be formatted.
     """
 
     plan: Callable[[ExportRequest], list[PlannedFile]]
@@ -49,18 +50,20 @@ class ExportFormat:
 
 EXPORTS: dict[str, ExportFormat] = {
     "mds": ExportFormat(
-        plan_mds, write_mds, True, True, 'streaming.StreamingDataset(local="OUTPUT", validate_hash="xxh3_128")'
+        plan_mds, write_mds, True, True,
+        "streaming.StreamingDataset(local={place!r}, shuffle=False, batch_size=1)",
     ),
     "megatron": ExportFormat(
-        plan_megatron, write_megatron, True, False, 'megatron.core.datasets.IndexedDataset("OUTPUT/SOURCE/shard.00000")'
+        plan_megatron, write_megatron, True, False,
+        "megatron.core.datasets.indexed_dataset.IndexedDataset({output!r} + '/{source}/shard.00000')",
     ),
     "datatrove": ExportFormat(
         plan_datatrove, write_datatrove, False, False,
-        'datatrove.utils.dataset.DatatroveFolderDataset("OUTPUT", seq_len, token_size=BYTES, return_positions=True)',
+        "datatrove.utils.dataset.DatatroveFolderDataset({output!r}, {seq_len}, token_size={token_bytes})",
     ),
     "parquet": ExportFormat(
         plan_parquet, write_parquet, False, False,
-        'datasets.load_dataset("parquet", data_files="OUTPUT/**/*.parquet")',
+        "datasets.load_dataset('parquet', data_files={output!r} + '/*/*.parquet', split='train')",
     ),
 }  # fmt: skip
 
@@ -113,8 +116,20 @@ def export_dataset(
     written = made is None
     if made is None:
         made = _write(replace(request, progress=progress or request.progress), options)
-    reader = EXPORTS[options.format].reader.replace("OUTPUT", str(output))
-    return {**made, "output": str(output), "written": written, "read_with": reader}
+    return {**made, "output": str(output), "written": written, "read_with": _reader(request, options)}
+
+
+def _reader(request: ExportRequest, options: ExportOptions) -> str:
+    """A Python expression that opens the export in its own stack."""
+    manifest = request.dataset.manifest
+    place = request.output / options.split if options.split else request.output
+    return EXPORTS[options.format].reader.format(
+        output=str(request.output),
+        place=str(place),
+        source=request.sources[0] if request.sources else "SOURCE",
+        seq_len=manifest.seq_len,
+        token_bytes=token_dtype(manifest.vocab_size).itemsize,
+    )
 
 
 def _request(dataset: Dataset, output: Path, options: ExportOptions) -> ExportRequest:

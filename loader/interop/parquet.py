@@ -7,6 +7,7 @@ run, told apart by ``first_token``.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -40,7 +41,8 @@ _COLUMNS = {
 
 
 def plan_parquet(request: ExportRequest) -> list[PlannedFile]:
-    """The files; how long they get, compression decides."""
+    """The files there may be; how long they get, compression decides. A shard that only goes on with documents of
+    earlier ones has none."""
     return [
         PlannedFile(_name(source, number), None)
         for source in request.sources
@@ -53,7 +55,7 @@ def _name(source: str, number: int) -> str:
 
 
 def write_parquet(request: ExportRequest) -> list[ExportedFile]:
-    """``SOURCE/part.NNNNN.parquet`` for each shard, zstd, with page checksums.
+    """``SOURCE/part.NNNNN.parquet`` for each shard that a document begins in, zstd, with page checksums.
 
     Raises:
         DamageError: a shard, files.txt or documents.npy is not what was written.
@@ -64,27 +66,33 @@ def write_parquet(request: ExportRequest) -> list[ExportedFile]:
         for number, (row, parts) in enumerate(walk.shards(source)):
             path = request.folder / _name(source, number)
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, request.dataset, source, parts)
-            size_bytes, digest = hash_regular(path)
-            written.append(ExportedFile(_name(source, number), size_bytes, digest))
+            if _write(path, request.dataset, source, parts):
+                size_bytes, digest = hash_regular(path)
+                written.append(ExportedFile(_name(source, number), size_bytes, digest))
             request.progress(int(request.dataset.shards_R["size_bytes"][row]))
     return written
 
 
-def _write(path: Path, dataset: Dataset, source: str, parts: Iterable[DocumentPart]) -> None:
+def _write(path: Path, dataset: Dataset, source: str, parts: Iterable[DocumentPart]) -> bool:
+    """Write one file unless there is nothing to write: Hugging Face datasets fails at a file without a row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(name, _type(kind)) for name, kind in _COLUMNS.items()])
     options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
+    groups = _groups(parts)
+    first = next(groups, None)
+    if first is None:
+        return False
     with pq.ParquetWriter(path, schema, **options) as out:
-        for group in _groups(parts):
+        for group in itertools.chain([first], groups):
             out.write_table(pa.table(_columns(dataset, source, group), schema=schema))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return True
 
 
 def _type(kind: str) -> Any:

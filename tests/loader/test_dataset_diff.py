@@ -119,6 +119,10 @@ def test_what_became_of_documents_is_read_from_the_other_sides_tables(tmp_path: 
     value = compare(whole.path, less.path)
     assert value["documents"]["removed"]["count"] == 10
     assert value["documents"]["removed"]["there"] == {"held out": 8, "removed: minhash": 1, "rejected": 1}
+    make_dataset(tmp_path, DatasetSpec(texts={"web": texts[:2]}, files_per_source=1), "few-validation")
+    make_dataset(tmp_path, DatasetSpec(texts={"web": texts[:17]}, files_per_source=1), "few")
+    value = compare(tmp_path / "less-validation", tmp_path / "few-validation")
+    assert value["documents"]["removed"]["there"] == {"trained": 15, "input changed": 1}
 
 
 @settings(max_examples=60, deadline=None)
