@@ -71,7 +71,7 @@ def redact(text: str) -> str:
         for form in (secret, urllib.parse.quote(secret, safe="")):
             text = text.replace(form, "***")
     text = text.split("\n\nDebug source:", 1)[0]
-    words = "".join(f" {name}: {value}." for name, value in _XML_WORD.findall(text))
+    words = "".join(f" {name}: {value.rstrip('.')}." for name, value in _XML_WORD.findall(text))
     text = _BODY.sub("", text) + words
     text = _USER.sub(r"\1***@", _QUERY.sub(r"\1?***", text))
     return " ".join(text.split())[:_SHOWN_CHARACTERS]

@@ -4,6 +4,7 @@ read back by the bytes they need.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -11,12 +12,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.corpora import Corpus, make_corpus, write_config
 from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server, fault_proxy, static_http
@@ -30,8 +34,11 @@ from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import hash_file
 from loader.settings import child_environment, load_config
 from loader.shards.dataset import open_dataset
+from loader.shards.manifest import InputFile
 from loader.text.records import RecordPlace
+from loader.text.remote_texts import RemoteTexts
 from loader.text.roots import TextSource, parse_roots
+from loader.text.store import open_store
 
 BUCKET = "corpus"
 CANARIES = (SECRET_KEY, ACCESS_KEY)
@@ -263,7 +270,12 @@ def moved(remote: Remote, tmp_path: Path) -> Path:
     return tmp_path / "moved"
 
 
-def test_texts_are_read_back_from_the_store(remote: Remote, proxy: FaultProxy, moved: Path) -> None:
+def test_texts_are_read_back_from_the_store(
+    remote: Remote, proxy: FaultProxy, moved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = moved.with_name("scratch")
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     dataset = open_dataset(moved)
     texts = TextSource(dataset, {})
     for file, entry in enumerate(dataset.input_files()):
@@ -273,6 +285,20 @@ def test_texts_are_read_back_from_the_store(remote: Remote, proxy: FaultProxy, m
         one = next(iter(wanted))
         assert texts.texts(file, [one]) == {one: wanted[one]}
     assert gets(proxy).count("code/y.jsonl.gz") == 1, "a compressed file is fetched once, whole"
+    del texts
+    gc.collect()
+    assert list(scratch.iterdir()) == [], "and is removed"
+
+
+def test_rows_of_other_formats_are_read_back_too(s3_server: S3Server, proxy: FaultProxy, tmp_path: Path) -> None:
+    texts = [f"row {number}" for number in range(50)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=20)
+    data = (tmp_path / "a.parquet").read_bytes()
+    s3_server.put("rows", {"web/a.parquet": data})
+    reader = RemoteTexts(open_store("s3://rows/web"))
+    wanted = {RecordPlace(0, 3): "row 3", RecordPlace(2, 49): "row 49"}
+    entry = InputFile("web", "a.parquet", len(data))
+    assert reader.texts(entry, ("parquet", "text"), list(wanted)) == wanted
 
 
 def test_only_the_bytes_of_the_records_are_asked_for(
