@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..shards.access import check_size
 from .records import RecordPlace, read_texts
+from .token_texts import TokenTexts, is_imported
 from .store import is_url, open_store
 from .store_failures import url_problem
 
@@ -61,6 +62,7 @@ class TextSource:
         self._settings = _source_settings(dataset.manifest.config)
         self._roots: dict[str, Root] = {**_remembered_roots(dataset.path), **roots}
         self._remote: dict[str, RemoteTexts] = {}
+        self._decoded: TokenTexts | None = None
 
     def texts(self, file: int, places: Sequence[RecordPlace]) -> dict[RecordPlace, str]:
         """Texts of records of input file ``file`` (a line of files.txt), read in one pass.
@@ -72,6 +74,10 @@ class TextSource:
             JobError: a remote file cannot be had.
         """
         entry = self._dataset.input_files()[file]
+        if is_imported(self._dataset):
+            if self._decoded is None:
+                self._decoded = TokenTexts(self._dataset)
+            return self._decoded.texts(entry, places)
         root = self._roots.get(entry.source, self._roots.get(""))
         if root is None:
             raise ConfigError(

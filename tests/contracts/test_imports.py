@@ -24,6 +24,8 @@ from loader.cli_options import Output
 from loader.errors import ConfigError, DamageError
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
+from loader.text.records import RecordPlace
+from loader.text.roots import TextSource
 from loader.text.tokenizers import load_tokenizer
 
 Records = list[list[int]]
@@ -236,6 +238,9 @@ def test_empty_records_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture
     )  # fmt: skip
     row = result["sources"]["web"]
     assert (row["records"], row["empty"], row["trained"]) == (4, 2, 2)
+    with pytest.raises(ConfigError) as caught:
+        TextSource(open_dataset(tmp_path / "out"), {}).texts(0, [RecordPlace(0, 1)])
+    assert caught.value.code == "TR-TEXT-TOKENS"
     assert records_of(open_dataset(tmp_path / "out")) == {("web", "a.ds", 1): [5, 6], ("web", "a.ds", 3): [7]}
 
 
@@ -278,6 +283,8 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
             assert tokenizer.decode_bytes(own_T) == text[first : first + int(table.byte_count_S[row])]
         assert sum(int(count) for count in table.byte_count_S) == sum(len(text.encode()) for text in texts)
         assert dataset.manifest.tokenizer["digest"] == tokenizer.digest
+        looked_up = TextSource(dataset, {}).texts(0, [RecordPlace(0, record) for record in range(len(texts))])
+        assert [looked_up[RecordPlace(0, record)] for record in range(len(texts))] == texts
 
 
 # Damage: (format, what is done to the set, words of the error).
