@@ -135,25 +135,28 @@ def test_batches_of_a_sorted_corpus_are_like_independent_draws() -> None:
     """A corpus in the order of its sources, 50 seeds: a batch's counts per source never vary more than draws would.
 
     Blocks are exact, so whole blocks vary less; small batches are the hard case. Over 50 seeds x 200 batches the mean
-    of a source's count lies within 5 standard errors, its variance is at most the binomial's (plus 5 of its own), and
-    no single count is 6 standard deviations off.
+    of a source's count lies within 5 standard errors, its variance is at most the binomial's (plus 5 of its own), no
+    single count is 6 standard deviations off, and each place of the batch sees each source at its share.
     """
     weights = {"a": 0.55, "b": 0.3, "c": 0.1, "d": 0.05}
     share_S = np.array(list(weights.values()))
     for batch in (8, 100, 256, 1000):
-        counts = []
+        counts, at_place_BS = [], np.zeros((batch, 4))
         for seed in range(50):
             source_N, _ = compile_mixture(list(weights), (MixtureStage(0, weights),), seed).locate(
                 np.arange(200 * batch)
             )
             rows = source_N.reshape(200, batch)
             counts.append(np.stack([(rows == source).sum(axis=1) for source in range(4)], axis=1))
+            at_place_BS += np.stack([(rows == source).sum(axis=0) for source in range(4)], axis=1)
         counts_US = np.concatenate(counts)
         variance_S = batch * share_S * (1 - share_S)
         num = len(counts_US)
         assert (np.abs(counts_US.mean(axis=0) - batch * share_S) <= 5 * np.sqrt(variance_S / num) + 1e-9).all()
         assert (counts_US.var(axis=0) <= variance_S * (1 + 5 * np.sqrt(2 / num))).all()
         assert (np.abs(counts_US - batch * share_S).max(axis=0) <= 6 * np.sqrt(variance_S) + 1).all()
+        error_S = np.sqrt(share_S * (1 - share_S) / num)  # no place of a batch, so no rank, gets more of a source
+        assert (np.abs(at_place_BS / num - share_S) <= 6 * error_S).all()
 
 
 def test_samples_of_a_batch_come_from_all_over_the_window() -> None:
