@@ -10,10 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-<<<<<<< HEAD
-=======
-import yaml
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
 from support.syscalls import SUPPORTED
 from support.syscalls_driver import make_job, memory_folder, run_plan
 from support.syscalls_sweep import job_files, left_overs
@@ -112,35 +108,21 @@ def test_tasks_end_with_their_supervisor(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_but_data_and_configuration_shapes_a_dataset(tmp_path: Path) -> None:
-<<<<<<< HEAD
     first = make_job(tmp_path / "first", tmp_path / "corpus", whole=True)
     finish(start(first, PYTHONHASHSEED="0", TZ="UTC", LC_ALL="C"))
     expected = job_files(tmp_path / "first")
     assert len(expected) > 20
     assert "job.json" in {Path(name).name for name in expected}
-=======
-    first = make_job(tmp_path / "first", tmp_path / "corpus")
-    finish(start(first, PYTHONHASHSEED="0", TZ="UTC", LC_ALL="C"))
-    expected = job_files(tmp_path / "first")
-    assert len(expected) > 20
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
     other = memory_folder(tmp_path)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     for number, workers in enumerate((2, 7)):
         root = tmp_path / f"other{number}"
-<<<<<<< HEAD
         sources = {
             "web": {"root": str(tmp_path / "corpus" / "web"), "files": ["deep/b.jsonl", "a.jsonl"]},
             "code": {"root": str(tmp_path / "corpus" / "code"), "files": ["y.jsonl.gz", "x.jsonl"]},
         }
         config = make_job(root, tmp_path / "corpus", whole=True, run={"workers": workers}, sources=sources)
-=======
-        config = make_job(root, tmp_path / "corpus", run={"workers": workers})
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        content["sources"] = dict(sorted(content["sources"].items()))
-        config.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
         changes = {"PYTHONHASHSEED": str(workers), "TZ": "Asia/Kathmandu", "LC_ALL": "C.UTF-8", "TMPDIR": str(scratch)}
         finish(start(config, umask=0o077 if number else 0o002, cwd=other if number else scratch, **changes))
         assert job_files(root) == expected

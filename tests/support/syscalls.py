@@ -68,30 +68,8 @@ _OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x10 | 0x80 | 0x100000  # sysgood, fork, vfor
 _EVENT_SECCOMP, _EVENT_STOP, _EVENTS_BIRTH = 7, 128, (1, 2, 3)
 _WALL = 0x40000000
 _NAMES = (
-<<<<<<< HEAD
     "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss "
     "fs_base gs_base ds es fs gs"
-=======
-    *(
-        "r15",
-        "r14",
-        "r13",
-        "r12",
-        "rbp",
-        "rbx",
-        "r11",
-        "r10",
-        "r9",
-        "r8",
-        "rax",
-        "rcx",
-        "rdx",
-        "rsi",
-        "rdi",
-        "orig_rax",
-    ),
-    *("rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
 )
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -145,11 +123,7 @@ class Observer(Protocol):
 
 
 class _Registers(ctypes.Structure):
-<<<<<<< HEAD
     _fields_ = [(name, ctypes.c_ulonglong) for name in _NAMES.split()]
-=======
-    _fields_ = [(name, ctypes.c_ulonglong) for name in _NAMES]
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
 
     def arguments(self) -> list[int]:
         return [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]

@@ -35,17 +35,10 @@ _SCREENED: Mapping[str, Any] = {
 """Every stage that a configuration can ask for."""
 
 
-<<<<<<< HEAD
 def make_job(root: Path, corpus: Path, *, whole: bool = False, **changes: object) -> Path:
     """A job with every stage on two small files (or ``whole``, four), one compressed; makes the files as well."""
     made = make_corpus(corpus, documents=16)
     for name in () if whole else ("web/deep/b.jsonl", "code/x.jsonl"):
-=======
-def make_job(root: Path, corpus: Path, **changes: object) -> Path:
-    """A job with every stage on two small files, one of them compressed; ``corpus`` is made if it is not there."""
-    made = make_corpus(corpus, documents=16)
-    for name in ("web/deep/b.jsonl", "code/x.jsonl"):
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
         (corpus / name).unlink()
     config = write_config(root / "build.yaml", made, **{"run": {"workers": 1}, **_SCREENED, **changes})
     item = " ".join(made.texts["web", "a.jsonl", 0].split()[:30])

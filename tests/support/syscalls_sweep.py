@@ -154,11 +154,8 @@ class _InProcess:
 def warm_up(config: Path) -> None:
     """Run a job in this process, so that what it imports and compiles is there for all attempts; then let the local
     engine fork its tasks."""
-<<<<<<< HEAD
     from datatrove.executor import base
 
-=======
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
     import dataprep.engines.preload
     import dataprep.run
 
@@ -167,11 +164,8 @@ def warm_up(config: Path) -> None:
     prepared = dataprep.run.prepare(config, (), read_only=False)
     dataprep.run.run_build(prepared, Output(quiet=True))
     dataprep.run.make_engine = make_engine
-<<<<<<< HEAD
     logger = type(base.logger)
     logger.exception = logger.error  # type: ignore[method-assign]  # a traceback in the log costs more than the attempt
-=======
->>>>>>> a31e34517d064fc65f02a063a152c1993534b3af
     forked = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: forked  # type: ignore[assignment,misc,return-value]
     gc.collect()
