@@ -33,8 +33,8 @@ __all__ = [
     "read_options",
 ]
 
-BATCH_BYTES = 4 << 20
-"""Memory of a batch where nobody says otherwise."""
+BATCH_BYTES = 8 << 20
+"""Memory of a batch where nobody says otherwise: no format is faster with more, and JSONL is half as fast at 64 MiB."""
 LONGEST_EXTRA = 256
 """Bytes of JSON from which on the value of an extra field counts as missing."""
 REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", "u1")])

@@ -4,7 +4,8 @@ datatrove's ``HuggingFaceDatasetReader``.
 Each input stays one file: it goes to ``datasets`` alone, streamed, with the builder that its suffix names: no network,
 no code of the dataset, no cache left behind. datatrove drops rows without text and numbers the rest; its adapter sees
 every row, so rows are numbered there. Where ``datasets`` gives a file up (one bad byte is enough for it), the format's
-own reader goes on from that row, so that a bad record costs itself here too.
+own reader goes on from that row, so that a bad record costs itself here too. ``datasets`` holds a row group or record
+batch in memory, with a copy or two; a file with one of more than 64 MiB is left to the format's own reader.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = ["read_huggingface"]
 _ROWS_AT_ONCE = 1000
 _ROW_BYTES = 8
 _CHUNK_BYTES = 1 << 20
+_LARGEST_BYTES = 64 << 20
 
 
 def read_huggingface(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterator[RawBatch]:
@@ -60,7 +62,7 @@ def read_huggingface(path: Path, request: ReadRequest, rejects: RejectSink) -> I
     shape = _shape(path, kind, request)
     collector = Collector(request, rejects)
     rows = _Rows(request, shape.stop_P, collector)
-    if shape.is_text:
+    if shape.is_text and shape.largest_bytes <= _LARGEST_BYTES:
         yield from _read_rows(path, kind, (request, shape), rows)
     if rows.number < shape.num_rows or shape.is_cut:
         keep_R = np.ones(shape.num_rows, np.bool_) if request.keep_R is None else request.keep_R.copy()
@@ -96,6 +98,20 @@ def _read_rows(path: Path, kind: str, job: tuple[ReadRequest, _Shape], rows: _Ro
             yield batch
 
 
+def _scan_options() -> dict[str, Any]:
+    """What keeps a row group out of memory and verifies pages, as far as the installed ``datasets`` lets one say it."""
+    import pyarrow.dataset as ds
+
+    config = import_module("datasets.packaged_modules.parquet.parquet").ParquetConfig
+    if "fragment_scan_options" not in config.__dataclass_fields__:  # before 4.2
+        return {}
+    return {
+        "fragment_scan_options": ds.ParquetFragmentScanOptions(
+            use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+        )
+    }
+
+
 @contextmanager
 def _offline() -> Iterator[None]:
     """While inside, ``datasets`` asks its hub nothing: it would count even the loading of a local file there."""
@@ -121,7 +137,7 @@ def _documents(
     options: dict[str, Any] = {"data_files": {"train": [str(path.absolute())]}, "split": "train", "cache_dir": cache}
     if kind == "parquet":
         columns = [request.text_field, *([request.options.extra_field] if shape.has_extra else [])]
-        options.update(batch_size=shape.rows_at_once, columns=columns)
+        options.update(batch_size=shape.rows_at_once, columns=columns, **_scan_options())
     reader = HuggingFaceDatasetReader(
         kind,
         dataset_options=options,
@@ -137,12 +153,13 @@ def _documents(
 @dataclass(frozen=True)
 class _Shape:
     """What is known of a file before it is read: ``stop_P`` rows up to the end of each row group or record batch,
-    ``is_cut`` whether there is damage behind the last of them."""
+    ``largest_bytes`` of the largest of them, ``is_cut`` whether there is damage behind the last."""
 
     stop_P: NDArray[np.int64]
     is_text: bool
     has_extra: bool
     rows_at_once: int
+    largest_bytes: int
     is_cut: bool = False
 
     @property
@@ -163,11 +180,19 @@ def _shape(path: Path, kind: str, request: ReadRequest) -> _Shape:
             for group in range(len(rows) if is_text else 0):
                 most = request.options.batch_bytes
                 fewest = min(fewest, rows_at_once(path, file, group, [request.text_field], most))
-            return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, fewest)
+            largest = max((_group_bytes(file, group, request) for group in range(len(rows))), default=0)
+            return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, fewest, largest)
     except FileNotFoundError as error:
         raise missing(path, error) from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damage(path, "its footer" if kind == "parquet" else "its schema", error) from error
+
+
+def _group_bytes(file: Any, group: int, request: ReadRequest) -> int:
+    metadata = file.metadata.row_group(group)
+    chunks = [metadata.column(place) for place in range(metadata.num_columns)]
+    wanted = (request.text_field, request.options.extra_field)
+    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted)
 
 
 def _columns(path: Path, schema: pa.Schema, request: ReadRequest) -> tuple[bool, bool]:
@@ -183,18 +208,25 @@ def _arrow_shape(path: Path, request: ReadRequest) -> _Shape:
     is_text, has_extra = _columns(path, schema, request)
     guard = BombGuard(path, path.stat().st_size, request.options)
     expansion = Expansion(path, request.options)
-    source = ArrowSource(path, [schema.names.index(request.text_field)], check=expansion.check)
+    sizes = [0]
+
+    def seen(data: bytes | memoryview) -> None:
+        sizes[-1] += len(data)
+
+    source = ArrowSource(path, [schema.names.index(request.text_field)], seen=seen, check=expansion.check)
     rows, is_cut = [], False
     try:
         for batch in source.reader:
             guard.add(_ROW_BYTES * batch.num_rows)
             rows.append(batch.num_rows)
+            sizes[-1] = max(sizes[-1], batch.nbytes)
+            sizes.append(0)
         source.finish()
     except (OSError, ValueError, pa.ArrowException):
         is_cut = True
     finally:
         source.close()
-    return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, _ROWS_AT_ONCE, is_cut)
+    return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, _ROWS_AT_ONCE, max(sizes), is_cut)
 
 
 @dataclass

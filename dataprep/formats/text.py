@@ -105,11 +105,11 @@ def read_paragraphs(path: Path, request: ReadRequest, rejects: RejectSink) -> It
     record = 0
     with ByteStream(path, request.options) as stream:
         window = _Window(stream, max(request.options.batch_bytes, 64))
-        for start, lines in _paragraphs(window, limit):
-            if lines is None:
+        for start, text in _paragraphs(window, limit):
+            if text is None:
                 collector.reject(record, start, RejectReason.TOO_LONG)
             else:
-                collector.add(record, start, paragraph_text(lines))
+                collector.add(record, start, text)
             record += 1
             if collector.is_full and (batch := collector.batch()) is not None:
                 yield batch
@@ -121,8 +121,8 @@ def read_paragraphs(path: Path, request: ReadRequest, rejects: RejectSink) -> It
 
 
 def _paragraphs(window: _Window, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Start of each paragraph in the stream and its lines, None if they are longer than ``limit`` (with the blank line
-    behind them: than that and a little); what lies in front of damage without its end is none."""
+    """Start of each paragraph in the stream and its text, None if it is longer than ``limit`` (with the blank line
+    behind it: than that and a little); what lies in front of damage without its end is none."""
     longest = limit + _BLANK_LINE_BYTES
     window.fill(max(window.more(0), len(BOM)))
     place = len(BOM) if window.data.startswith(BOM) else 0
@@ -139,7 +139,8 @@ def _paragraphs(window: _Window, limit: int) -> Iterator[tuple[int, bytes | None
             return
         stop = end.end() if end is not None else len(window.data)
         if stop - place <= longest and start == window.base + place:
-            yield start, bytes(window.data[place:stop])
+            lines = bytes(window.data[place : stop if end is None else end.start()])
+            yield start, paragraph_text(lines) if end is None else lines.removesuffix(b"\r")
             place = stop
         else:
             place = _pass_paragraph(window, place)

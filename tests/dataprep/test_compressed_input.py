@@ -127,3 +127,67 @@ def test_a_file_that_never_began(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"x" * 100)[:5])
     with pytest.raises(DamageError, match="no whole record"):
         read(path)
+
+
+def small_file(suffix: str) -> bytes:
+    """Two frames."""
+    return COMPRESS[suffix](b'{"text":"one"}\n') + COMPRESS[suffix](b'{"text":"two"}\n')
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_cut_in_every_place_is_damage_but_between_frames(tmp_path: Path, suffix: str) -> None:
+    """There no decoder can know; the size and hash of the first read do."""
+    packed, border = small_file(suffix), len(COMPRESS[suffix](b'{"text":"one"}\n'))
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(packed)
+    assert read(path)[0] == {0: "one", 1: "two"}
+    for cut in range(1, len(packed)):
+        path.write_bytes(packed[:cut])
+        if cut == border:
+            assert read(path)[0] == {0: "one"}
+            continue
+        texts: list[str] = []
+        with pytest.raises(DamageError, match="TR-INPUT-TRUNCATED"):
+            collect(path, texts)
+        assert texts == ["one", "two"][: len(texts)]
+        assert not (cut > border and suffix != ".xz") or texts[:1] == ["one"]
+
+
+def test_every_flipped_bit_of_a_gzip_trailer_is_an_error(tmp_path: Path) -> None:
+    packed = bytearray(COMPRESS[".gz"](b'{"text":"one"}\n'))
+    path = tmp_path / "a.jsonl.gz"
+    for place in range(len(packed) - 8, len(packed)):
+        for bit in range(8):
+            packed[place] ^= 1 << bit
+            path.write_bytes(packed)
+            packed[place] ^= 1 << bit
+            with pytest.raises(DamageError, match="TR-INPUT-TRUNCATED"):
+                read(path)
+
+
+def test_zeros_behind_a_gzip_member_are_padding(tmp_path: Path) -> None:
+    packed = COMPRESS[".gz"](b'{"text":"one"}\n')
+    path = tmp_path / "a.jsonl.gz"
+    for data in (packed + bytes(3), packed + bytes(700_000), packed + bytes(9) + packed + bytes(1), bytes(4) + packed):
+        path.write_bytes(data)
+        assert read(path)[0] == dict.fromkeys(range(data.count(packed[:3])), "one")
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("form", ["text", "text_paragraphs"])
+def test_text_kinds_read_every_compression(tmp_path: Path, suffix: str, form: str) -> None:
+    data = "one é\n\ntwo\n".encode()
+    (tmp_path / "plain").write_bytes(data)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](data[:4]) + COMPRESS[suffix](data[4:]))
+    found = []
+    for name in ("plain", path.name):
+        sink, texts = RejectSink(), []
+        for batch in read_file(InputFile("s", 0, str(tmp_path), name, format=form), 0, rejects=sink):
+            texts += batch.text.to_pylist()
+        found.append((texts, sink.summary))
+    assert found[0] == found[1]
+    assert found[0][0] == (["one é\n\ntwo\n"] if form == "text" else ["one é", "two"])
+    path.write_bytes(COMPRESS[suffix](data * 100)[:-5])
+    with pytest.raises(DamageError, match=path.name):
+        list(read_file(InputFile("s", 0, str(tmp_path), path.name, format=form), 0))

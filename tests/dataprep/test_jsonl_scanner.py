@@ -273,3 +273,21 @@ def test_lines_are_found_across_stretches(tmp_path: Path) -> None:
         assert [found.texts[at] for at in (0, 1, 2, 4)] == [lines[at].decode() for at in (0, 1, 2, 4)]
     many = b"".join(b'{"text":"%d"}\n' % at for at in range(40_000))
     assert scan_bytes(tmp_path, many).texts == {at: str(at) for at in range(40_000)}
+
+
+def test_lines_larger_than_any_block_and_ids_of_any_kind(tmp_path: Path) -> None:
+    """What is large, and the fields that others take for keys: ids are data, whatever they are."""
+    texts = {2: "x" * (2 << 20), 4: "é" * (5 << 20)}
+    lines = [
+        b'{"id":null,"text":"a"}',
+        b'{"id":17,"text":"b"}',
+        b'{"text":"' + texts[2].encode() + b'","id":{"x":[1]}}',
+        b'{"id":"0","id":"1","text":"d","m":' + b"[" * 3_000_000,
+        b'{"id":"1","text":"' + texts[4].encode() + b'"}',
+        b'{"id":"1","text":"f"}\r',
+        b'{"id":"1","text":"f"}',
+    ]
+    for batch_bytes in (1 << 16, 8 << 20):
+        found = scan_bytes(tmp_path, b"\n".join(lines), ReadOptions(batch_bytes=batch_bytes))
+        assert found.texts == {0: "a", 1: "b", 5: "f", 6: "f", **texts}
+        assert found.rejects == {3: "depth"}
