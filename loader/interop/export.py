@@ -6,6 +6,7 @@ nothing. ``export.json`` (sealed) says which Dataset it was made of, how, and th
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 from ..errors import ConfigError, DamageError, RefusedError
 from ..files import TEMPORARY_PREFIX, check_name, fsync_folder, temporary_path
 from ..sealed import read_sealed, write_sealed
+from ..shards.access import check_relative
 from ..shards.dataset import Dataset, open_dataset
 from ..shards.layout import token_dtype
 from .datatrove import plan_datatrove, write_datatrove
@@ -186,19 +188,27 @@ def _finished(request: ExportRequest, options: ExportOptions) -> dict[str, Any] 
     record = output / RECORD_NAME
     found = read_sealed(record) if record.is_file() else {}
     if {name: found.get(name) for name in _identity(request, options)} != _identity(request, options):
-        raise RefusedError(
-            "TR-EXPORT-OTHER",
-            "something else is at the output; an export is written once",
-            str(output),
-            f"no such folder, or this export of the Dataset {request.dataset.digest}",
-            "choose another --output, or move the old one away",
-        )
-    for file in found["files"]:
-        path = output / str(file["name"])
-        if not path.is_file() or path.stat().st_size != file["size_bytes"]:
+        raise _other(request)
+    try:
+        sizes = {check_relative(file["name"], str(record)): file["size_bytes"] for file in found["files"]}
+    except (AttributeError, KeyError, TypeError):
+        raise DamageError("TR-EXPORT-DAMAGED", "not the record of an export", str(record)) from None
+    for name, size_bytes in sizes.items():
+        path = output / name
+        if not path.is_file() or path.stat().st_size != size_bytes:
             message = "a file of the finished export is missing or has another size"
             raise DamageError("TR-EXPORT-DAMAGED", message, str(path), None, f"rm -r {output}, then export again")
     return found
+
+
+def _other(request: ExportRequest) -> RefusedError:
+    return RefusedError(
+        "TR-EXPORT-OTHER",
+        "something else is at the output; an export is written once",
+        str(request.output),
+        f"no such folder, or this export of the Dataset {request.dataset.digest}",
+        "choose another --output, or move the old one away",
+    )
 
 
 def _write(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
@@ -213,12 +223,21 @@ def _write(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
         write_sealed(folder / RECORD_NAME, record)
         for parent, _, _ in os.walk(folder):
             fsync_folder(Path(parent))
-        os.rename(folder, output)
+        _publish(request)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     fsync_folder(output.parent)
     return record
+
+
+def _publish(request: ExportRequest) -> None:
+    try:
+        os.rename(request.folder, request.output)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # somebody was faster
+            raise _other(request) from error
+        raise
 
 
 def _totals(request: ExportRequest) -> dict[str, int]:

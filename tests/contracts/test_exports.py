@@ -22,16 +22,7 @@ from support.megatron import megatron_classes
 
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.interop.export import EXPORTS, ExportOptions, export_dataset, plan_export
-from loader.sealed import read_sealed
-from loader.shards import (
-    PADDING_ROW,
-    DatasetInfo,
-    InputFile,
-    ShardSpec,
-    ShardWriter,
-    make_segments,
-    write_dataset_manifest,
-)
+from loader.sealed import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +296,24 @@ def test_other_output_is_refused_and_untouched(made: MadeDataset, tmp_path: Path
     assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
 
 
+def test_whoever_comes_second_is_refused_and_a_forged_record_is_damage(made: MadeDataset, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def come_first(_: int) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "theirs").write_bytes(b"x")
+
+    with pytest.raises(RefusedError, match="TR-EXPORT-OTHER"):
+        export_dataset(made.path, out, ExportOptions("datatrove"), come_first)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
+    export_dataset(made.path, tmp_path / "mine", ExportOptions("datatrove"))
+    record = read_sealed(tmp_path / "mine/export.json")
+    for files in ([{"name": "../out/theirs", "size_bytes": 1}], [{"name": 7}], [7], 7, [{"size_bytes": 1}]):
+        write_sealed(tmp_path / "mine/export.json", {**record, "files": files})
+        with pytest.raises(DamageError, match=r"TR-EXPORT-DAMAGED|TR-NAME-UNSAFE"):
+            export_dataset(made.path, tmp_path / "mine", ExportOptions("datatrove"))
+
+
 def test_options_and_places_that_make_no_sense(made: MadeDataset, tmp_path: Path) -> None:
     for output, options, code in (
         (tmp_path / "out", ExportOptions("hdf5"), "TR-EXPORT-FORMAT"),
@@ -329,61 +338,6 @@ def test_what_a_killed_export_left_is_removed(made: MadeDataset, tmp_path: Path)
         (folder / "part").write_bytes(b"x")
     export_dataset(made.path, tmp_path / "out", ExportOptions("datatrove"))
     assert (dead.exists(), alive.exists(), other.exists()) == (False, True, True)
-
-
-def make_rows(folder: Path, vocab_size: int, rows: list[list[tuple[int, int, list[int]]]]) -> None:
-    """A Dataset of one source whose samples are given: (document, its token there, tokens) a segment."""
-    seq_len = max(sum(len(tokens) for _, _, tokens in row) for row in rows)
-    writer = ShardWriter(folder, ShardSpec("web", 0, seq_len, vocab_size))
-    known: dict[int, int] = {}
-    for row in rows:
-        for document, _, _ in row:
-            if document not in known:
-                known[document] = writer.add_document(document, 0, document, 0)
-        tokens = [token for _, _, piece in row for token in piece]
-        starts = np.cumsum([0, *(len(piece) for _, _, piece in row)]).tolist()
-        padded = len(tokens) < seq_len
-        columns = [
-            starts if padded else starts[:-1],
-            [known[document] for document, _, _ in row] + [PADDING_ROW] * padded,
-            [start for _, start, _ in row] + [0] * padded,
-            [start for _, start, _ in row] + [0] * padded,
-            [len(piece) for _, _, piece in row] + [0] * padded,
-        ]
-        writer.add_sample(np.array(tokens + [0] * (seq_len - len(tokens))), make_segments(*columns))
-    info = DatasetInfo(("web",), seq_len, vocab_size, (writer.close(),), (InputFile("web", "a"),), {}, 0, "0")
-    write_dataset_manifest(folder, info)
-
-
-def test_wide_tokens_and_gaps(tmp_path: Path) -> None:
-    """Tokens above 2^16, an order that packing turned round, and a document whose middle is not in the Dataset."""
-    rows = [
-        [(7, 3, [100_003, 100_004]), (8, 0, [5, 6])],
-        [(9, 4, [44]), (7, 0, [100_000, 100_001, 100_002])],
-        [(9, 0, [40, 41])],
-    ]
-    make_rows(tmp_path / "data", 200_000, rows)
-    for form in EXPORTS:
-        export_dataset(tmp_path / "data", tmp_path / form, ExportOptions(form))
-    whole = [100_000, 100_001, 100_002, 100_003, 100_004]
-    stream = np.frombuffer((tmp_path / "datatrove/web.ds").read_bytes(), "<u4")
-    ends = np.frombuffer((tmp_path / "datatrove/web.ds.index").read_bytes(), "<u8")
-    assert stream.tolist() == [*whole, 5, 6, 40, 41, 44]
-    assert ends.tolist() == [5, 7, 9, 10]
-    for reader in megatron_classes():
-        view = reader(str(tmp_path / "megatron/web/shard.00000"))
-        assert [view[i].tolist() for i in range(len(view))] == [whole[:3], whole[3:], [5, 6], [40, 41], [44]]
-        assert view.document_indices.tolist() == [0, 2, 3, 5]
-        del view
-    pq = pytest.importorskip("pyarrow.parquet")
-    found = pq.read_table(tmp_path / "parquet/web/part.00000.parquet").to_pylist()
-    assert [(row["record"], row["first_token"], row["input_ids"]) for row in found] == [
-        (7, 0, whole),
-        (8, 0, [5, 6]),
-        (9, 0, [40, 41]),
-        (9, 4, [44]),
-    ]
-    assert [row["byte_count"] for row in found] == [[3, 2], [2], [2], [1]]
 
 
 def test_the_export_names_tokens_and_documents(made: MadeDataset, tmp_path: Path) -> None:

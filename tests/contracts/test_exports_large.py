@@ -1,4 +1,6 @@
-"""Exports beyond 4 GiB and 2^32 tokens, on sparse files: 64-bit pointers and ends, read back by the stacks' readers."""
+"""Exports beyond what is usual, read back by the readers of their stacks: 4 GiB and 2^32 tokens (sparse), ids of over
+16 bits, segments out of order, documents with gaps.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,18 @@ import pytest
 from support.megatron import megatron_classes
 
 from loader.interop.datatrove import metadata_text, write_documents
+from loader.interop.export import EXPORTS, ExportOptions, export_dataset
 from loader.interop.megatron import encode_idx
 from loader.interop.walk import DocumentPart
+from loader.shards import (
+    PADDING_ROW,
+    DatasetInfo,
+    InputFile,
+    ShardSpec,
+    ShardWriter,
+    make_segments,
+    write_dataset_manifest,
+)
 
 
 def sparse_or_skip(path: Path, size_bytes: int) -> None:
@@ -93,3 +105,58 @@ def test_the_metadata_line_is_datatroves_own() -> None:
     for value in (0, 1, 12, 999, 1000, 9994, 9999, 12_345, 999_499, 999_999, 123_456_789, 10**12, 3 * 10**13 + 5):
         wanted = f"llama-tok|4\n{value}\n{humanize.metric(value, unit='T')}"
         assert metadata_text("llama|tok", 4, value) == wanted
+
+
+def make_rows(folder: Path, vocab_size: int, rows: list[list[tuple[int, int, list[int]]]]) -> None:
+    """A Dataset of one source whose samples are given: (document, its token there, tokens) a segment."""
+    seq_len = max(sum(len(tokens) for _, _, tokens in row) for row in rows)
+    writer = ShardWriter(folder, ShardSpec("web", 0, seq_len, vocab_size))
+    known: dict[int, int] = {}
+    for row in rows:
+        for document, _, _ in row:
+            if document not in known:
+                known[document] = writer.add_document(document, 0, document, 0)
+        tokens = [token for _, _, piece in row for token in piece]
+        starts = np.cumsum([0, *(len(piece) for _, _, piece in row)]).tolist()
+        padded = len(tokens) < seq_len
+        columns = [
+            starts if padded else starts[:-1],
+            [known[document] for document, _, _ in row] + [PADDING_ROW] * padded,
+            [start for _, start, _ in row] + [0] * padded,
+            [start for _, start, _ in row] + [0] * padded,
+            [len(piece) for _, _, piece in row] + [0] * padded,
+        ]
+        writer.add_sample(np.array(tokens + [0] * (seq_len - len(tokens))), make_segments(*columns))
+    info = DatasetInfo(("web",), seq_len, vocab_size, (writer.close(),), (InputFile("web", "a"),), {}, 0, "0")
+    write_dataset_manifest(folder, info)
+
+
+def test_wide_tokens_and_gaps(tmp_path: Path) -> None:
+    """Tokens above 2^16, an order that packing turned round, and a document whose middle is not in the Dataset."""
+    rows = [
+        [(7, 3, [100_003, 100_004]), (8, 0, [5, 6])],
+        [(9, 4, [44]), (7, 0, [100_000, 100_001, 100_002])],
+        [(9, 0, [40, 41])],
+    ]
+    make_rows(tmp_path / "data", 200_000, rows)
+    for form in EXPORTS:
+        export_dataset(tmp_path / "data", tmp_path / form, ExportOptions(form))
+    whole = [100_000, 100_001, 100_002, 100_003, 100_004]
+    stream = np.frombuffer((tmp_path / "datatrove/web.ds").read_bytes(), "<u4")
+    ends = np.frombuffer((tmp_path / "datatrove/web.ds.index").read_bytes(), "<u8")
+    assert stream.tolist() == [*whole, 5, 6, 40, 41, 44]
+    assert ends.tolist() == [5, 7, 9, 10]
+    for reader in megatron_classes():
+        view = reader(str(tmp_path / "megatron/web/shard.00000"))
+        assert [view[i].tolist() for i in range(len(view))] == [whole[:3], whole[3:], [5, 6], [40, 41], [44]]
+        assert view.document_indices.tolist() == [0, 2, 3, 5]
+        del view
+    pq = pytest.importorskip("pyarrow.parquet")
+    found = pq.read_table(tmp_path / "parquet/web/part.00000.parquet").to_pylist()
+    assert [(row["record"], row["first_token"], row["input_ids"]) for row in found] == [
+        (7, 0, whole),
+        (8, 0, [5, 6]),
+        (9, 0, [40, 41]),
+        (9, 4, [44]),
+    ]
+    assert [row["byte_count"] for row in found] == [[3, 2], [2], [2], [1]]
