@@ -37,6 +37,7 @@ from .fates import Fates, check_cut
 from .formats import read_file, read_options
 from .job import Job
 from .kernels.spelling import find_inexact
+from .kernels.token_runs import copy_runs
 from .keys import document_keys
 from .stages import check_unchanged
 
@@ -73,7 +74,7 @@ def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 @dataclass
 class _Run:
-    """Documents tokenised since the last flush: arrays of tokens, and rows whose ``place`` counts from the first."""
+    """Documents tokenised since the last flush: arrays of tokens, and for each one rows whose ``place`` lies in it."""
 
     tokens: list[NDArray[Any]] = field(default_factory=list)
     rows: list[NDArray[Any]] = field(default_factory=list)
@@ -188,7 +189,6 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
             pieces = _cut_texts(texts[start:stop], mine["record"].tolist(), file.cut_ranges, inputs.path)
             self._add_slice(pieces, mine, encoder, file, run, inputs.path)
             mine["num_bytes"] = size_N[start:stop] - pieces.cut_N
-        run.rows.append(rows_N)
 
     @staticmethod
     def _add_slice(
@@ -202,34 +202,40 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
 
         encoded = encoder.encode_batch(pieces.texts, place_of)
         start_N = encoded.start_N[pieces.first_N]
-        rows_N["place"] = run.num_tokens + start_N[:-1]
+        rows_N["place"] = start_N[:-1]
         rows_N["num_tokens"] = np.diff(start_N)
         rows_N["cut_bytes"] = pieces.cut_N
         for document, piece, num_bytes in pieces.missing:
             token = int(encoded.start_N[pieces.first_N[document] + piece] - start_N[document])
             file.gaps.append((int(rows_N["record"][document]), token, num_bytes))
         dtype = stored_dtype(encoder.tokenizer)
-        stored_T = encoded.ids_T.astype(dtype if dtype.names is None else np.uint32)
-        if dtype.names is not None:
-            paired_T = np.empty(len(stored_T), dtype)
-            paired_T["id"], paired_T["num_bytes"] = stored_T, encoded.num_bytes_T
-            stored_T = paired_T
+        if dtype.names is None:
+            stored_T = encoded.ids_T.view(np.uint32).astype(dtype, copy=False)
+        else:
+            stored_T = np.empty(len(encoded.ids_T), dtype)
+            stored_T["id"], stored_T["num_bytes"] = encoded.ids_T, encoded.num_bytes_T
         run.tokens.append(stored_T)
+        run.rows.append(rows_N)
         run.num_tokens += len(stored_T)
 
 
 def _flush(run: _Run, place: int, dtype: np.dtype[Any], tables: list[NDArray[np.void]]) -> bytes:
     """Sort the run by split and key; returns its tokens in that order."""
     rows_D = np.concatenate([np.zeros(0, TOKENISED_DTYPE), *run.rows])
-    tokens_T = np.concatenate([np.zeros(0, dtype), *run.tokens])
-    rows_D = rows_D[np.lexsort((rows_D["key"], rows_D["split"]))]
-    start_D = rows_D["place"].astype(np.int64)
-    stop_D = start_D + rows_D["num_tokens"].astype(np.int64)
-    ordered = [tokens_T[start:stop] for start, stop in zip(start_D.tolist(), stop_D.tolist(), strict=True)]
-    counts_D = np.cumsum(rows_D["num_tokens"])
-    rows_D["place"] = place + counts_D - rows_D["num_tokens"]
-    tables.append(rows_D)
-    return bytes(np.concatenate([np.zeros(0, dtype), *ordered]).tobytes())
+    order_D = np.lexsort((rows_D["key"], rows_D["split"]))
+    counts_D = rows_D["num_tokens"].astype(np.int64)
+    from_D = rows_D["place"].astype(np.int64)
+    to_D = np.empty(len(rows_D), np.int64)
+    to_D[order_D] = np.cumsum(counts_D[order_D]) - counts_D[order_D]
+    ordered_T = np.empty(run.num_tokens, dtype)
+    first = 0
+    for tokens_T, rows_N in zip(run.tokens, run.rows, strict=True):
+        mine = slice(first, first + len(rows_N))
+        copy_runs(ordered_T, to_D[mine], tokens_T, from_D[mine], counts_D[mine])
+        first += len(rows_N)
+    rows_D["place"] = place + to_D
+    tables.append(rows_D[order_D])
+    return ordered_T.tobytes()
 
 
 def _cut_texts(

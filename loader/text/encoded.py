@@ -58,12 +58,19 @@ class EncodedBatch:
     Attributes:
         ids_T: int32.
         start_N: int64 of N + 1; text n has the tokens ``start_N[n] : start_N[n + 1]``.
-        num_bytes_T: int32; bytes of its text that each token stands for.
+        lengths_V: int32; bytes that each id stands for.
+        sizes_T: int32; bytes of its text that each token stands for, where ``lengths_V`` does not say so.
     """
 
     ids_T: NDArray[np.int32]
     start_N: NDArray[np.int64]
-    num_bytes_T: NDArray[np.int32]
+    lengths_V: NDArray[np.int32]
+    sizes_T: NDArray[np.int32] | None = None
+
+    @property
+    def num_bytes_T(self) -> NDArray[np.int32]:
+        """Bytes of its text that each token stands for, int32; made anew at each call."""
+        return self.sizes_T if self.sizes_T is not None else self.lengths_V[self.ids_T]
 
 
 RawEncoder = Callable[[Sequence[str]], EncodedParts]

@@ -51,7 +51,7 @@ def _fastokens_tiktoken(tokenizer: Tokenizer) -> RawEncoder:
 def _fastokens(plain: Mapping[str, object], shift: int = 0) -> RawEncoder:
     import fastokens  # type: ignore[import-untyped,unused-ignore]
 
-    library = fastokens.Tokenizer.from_json_str(json.dumps(plain))
+    library = fastokens.Tokenizer.from_json_str(json.dumps(plain, ensure_ascii=False))
 
     def encode(parts: Sequence[str]) -> EncodedParts:
         ids, offsets = library.encode_batch_flat(list(parts), split_special_tokens=True)
@@ -65,13 +65,17 @@ def _fastokens(plain: Mapping[str, object], shift: int = 0) -> RawEncoder:
 def _definition_of_ranks(ids: Mapping[bytes, int], pattern: str) -> dict[str, object]:
     """A ``tokenizer.json`` that encodes like tiktoken ranks: every way to halve a token is a merge, in the order of the
     tokens' ranks, and a piece that is a token is that token (some have no merge that leads to them)."""
-    letters = byte_letters()
-    spelled = {token: "".join([letters[byte] for byte in token]) for token in ids}
-    merges: list[tuple[str, str]] = []
+    letters = dict(enumerate(byte_letters()))
+    spelled = {token: token.decode("latin-1").translate(letters) for token in ids}
+    merges: list[str] = []
     for token in sorted(ids, key=ids.__getitem__):
-        halves = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ids and token[i:] in ids]
-        halves.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-        merges += [(spelled[left], spelled[right]) for left, right in halves]
+        halves = []
+        for i in range(1, len(token)):
+            left, right = ids.get(token[:i]), ids.get(token[i:])
+            if left is not None and right is not None:
+                halves.append((left, right, i))
+        letters_of = spelled[token]
+        merges += [f"{letters_of[:i]} {letters_of[i:]}" for _, _, i in sorted(halves)]
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {spelled[token]: i for token, i in ids.items()}
@@ -255,9 +259,13 @@ class CheckedEncoder:
             place_of: says where text number n of this batch comes from.
 
         Raises:
-            JobError: ``TR-TOKENIZER-FAST``: the two differ.
+            JobError: ``TR-TOKENIZER-FAST``: the two differ; ``TR-TOKENIZER-TEXT``: a text cannot be encoded.
         """
-        batch = self.tokenizer.encode_batch(texts, raw=self._raw, compare=self._compare)
+        try:
+            batch = self.tokenizer.encode_batch(texts, raw=self._raw, compare=self._compare)
+        except JobError as error:
+            error.place = next((place_of(n) for n, text in enumerate(texts) if self._fails(text)), None)
+            raise
         chosen = range(-self._count % COMPARE_EVERY, len(texts), COMPARE_EVERY)
         self._count += len(texts)
         if self._raw is None or not chosen:
@@ -273,6 +281,13 @@ class CheckedEncoder:
                     "set run.fast: off and run again",
                 )
         return batch
+
+    def _fails(self, text: bytes) -> bool:
+        try:
+            self.tokenizer.encode(text)
+        except JobError:
+            return True
+        return False
 
     def _first_difference(self, texts: Sequence[bytes], fast: EncodedBatch) -> int | None:
         reference = self.tokenizer.encode_batch(texts, compare=self._compare)

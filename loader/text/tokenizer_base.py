@@ -247,14 +247,16 @@ class Tokenizer:
             stop_P = np.cumsum([len(part) + len(self.prefix) for part in parts], dtype=np.int64)
             expected = b"".join(parts) if not self.prefix else b"".join([self.prefix + part for part in parts])
             bad_P = compare(encoded, self.spelling, expected, stop_P)
-        num_bytes_T = self._lengths_V[encoded.ids_T]
+        if self.prefix == b"" and not bad_P.any():
+            return EncodedBatch(encoded.ids_T, encoded.start_P[first_N], self._lengths_V)
+        sizes_T = self._lengths_V[encoded.ids_T]
         if self.prefix:
-            num_bytes_T[encoded.start_P[:-1][~bad_P]] -= len(self.prefix)
+            sizes_T[encoded.start_P[:-1][~bad_P]] -= len(self.prefix)
         start_P = encoded.start_P
         ids_T = encoded.ids_T
         if bad_P.any():
-            ids_T, num_bytes_T, start_P = self._repaired(parts, bad_P, encoded, num_bytes_T)
-        return EncodedBatch(ids_T, start_P[first_N], num_bytes_T)
+            ids_T, sizes_T, start_P = self._repaired(parts, bad_P, encoded, sizes_T)
+        return EncodedBatch(ids_T, start_P[first_N], self._lengths_V, sizes_T)
 
     def _parts(self, texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Parts of all texts (none is empty), and where each text's parts begin (N + 1)."""
@@ -329,7 +331,7 @@ class Tokenizer:
             if not _is_library_failure(error):
                 raise
             message = f"the {self.kind} library fails at a text: {type(error).__name__}: {error}"
-            raise JobError("TR-TOKENIZER-TEXT", message, repr(data[:80]), "ids") from error
+            raise JobError("TR-TOKENIZER-TEXT", message, expected=f"ids of {data[:60]!r}...") from error
         forbidden = self._control_ids()
         if not forbidden.isdisjoint(ids):
             middle = code_point_border(data, len(data) // 2)

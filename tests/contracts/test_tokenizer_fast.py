@@ -163,6 +163,22 @@ def test_a_model_that_changes_text_and_a_package_that_is_missing_have_no_backend
         CheckedEncoder(small_tokenizer("tiktoken"), "require")
 
 
+def test_a_text_that_cannot_be_encoded_stops_the_job_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small_tokenizer("sentencepiece", lossless=False)
+    inner = tokenizer._encode_by_offsets
+
+    def fail(data: bytes) -> tuple[list[int], list[int]]:
+        if b"zebra" in data:
+            raise RuntimeError("no zebras")
+        return inner(data)
+
+    monkeypatch.setattr(tokenizer, "_encode_by_offsets", fail)
+    encoder = CheckedEncoder(tokenizer, "auto")
+    with pytest.raises(JobError, match="no zebras") as caught:
+        encoder.encode_batch([b"a  horse", b"a  zebra", b"a  cat"], place_of)
+    assert (caught.value.code, caught.value.place) == ("TR-TOKENIZER-TEXT", "text 1")
+
+
 def test_a_model_that_the_backend_cannot_load_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(tokenizer: Tokenizer) -> RawEncoder:
         raise ValueError("unheard of")

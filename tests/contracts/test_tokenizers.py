@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from support.tokenizer_models import LINES, LOSSY_KINDS, small_model, small_policy, small_tokenizer
 
 from loader.canonical import canonical_json, digest_of
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.text import encoded
-from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, load_tokenizer, write_tokenizer
+from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, TokenizerPolicy, load_tokenizer, write_tokenizer
 
 TEXT = "\n".join(LINES * 8)
 HOSTILE = (
@@ -178,6 +179,33 @@ class TestLossyTokenizer:
                     small_model("tiktoken"), replace(small_policy("tiktoken"), special_tokens=special)
                 )
             assert caught.value.code == "TR-TOKENIZER-SPECIAL"
+
+
+@pytest.mark.parametrize("bytes_too", [False, True])
+def test_control_tokens_that_are_pieces_of_the_model_do_not_match_text(bytes_too: bool) -> None:
+    """A unigram model takes ``</s>`` in text for its piece, whatever the library is told about special tokens."""
+    names = ["<unk>", "<s>", "</s>"]
+    pieces = [[name, 0.0] for name in names] + [[letter, -4.0] for letter in "\u2581abcxyz<>/s \n\t"]
+    pieces += [[f"<0x{byte:02X}>", -9.0] for byte in range(256)] if bytes_too else []
+    added = [
+        {"id": i, "content": name, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for i, name in enumerate(names)
+    ]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": bytes_too}
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    plain = {"version": "1.0", "added_tokens": added, "normalizer": space, "model": model}
+    tokenizer = TOKENIZERS["huggingface"](json.dumps(plain).encode(), TokenizerPolicy())
+    assert tokenizer.lossless == bytes_too
+    library = tokenizers.Tokenizer.from_str(json.dumps(plain))
+    library.encode_special_tokens = True
+    text = "ab</s> c<s></s>\nzz"
+    assert {1, 2} <= set(library.encode(text).ids), "the library by itself gives control ids"
+    ids_T, num_bytes_T = tokenizer.encode(text)
+    assert not {1, 2} & set(ids_T.tolist())
+    assert num_bytes_T.sum() == len(text)
+    if bytes_too:
+        assert tokenizer.decode_bytes(ids_T) == text.encode()
 
 
 @pytest.mark.parametrize("lossless", [True, False])
