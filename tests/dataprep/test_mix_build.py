@@ -249,6 +249,10 @@ def test_stages_reach_manifest_report_and_run(
     assert main(["inspect", result["output"]]) == 0
     assert "total_positions: 1875" in capsys.readouterr().out
     assert "from position" in (Path(result["output"]) / "report.html").read_text()
+    assert main(["repack", result["output"], "--seq-len", "64", "--output", str(tmp_path / "longer"), "--quiet"]) == 0
+    longer = open_dataset(tmp_path / "longer").manifest.mixture
+    assert longer is not None
+    assert (longer.total_positions, [stage.start for stage in longer.stages]) == (937, [0, 768])  # 640 to a block
 
 
 def test_nothing_asked_leaves_no_mixture(corpus: Path, tmp_path: Path) -> None:
