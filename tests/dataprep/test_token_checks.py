@@ -23,7 +23,8 @@ from dataprep.token_windows import WindowSamples, make_window, stream_lengths
 from dataprep.tokenize import TOKENISED_DTYPE
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.shards.access import npy_bytes
-from loader.shards.layout import PADDING_ROW, SEGMENT_DTYPE, max_samples
+from loader.shards.layout import PADDING_ROW, SEGMENT_DTYPE, SHARD_DTYPE, dtype_name, max_samples, mds_size
+from loader.shards.manifest import Manifest, SourceInfo, check_shard_table
 from loader.shards.segments import make_segments
 from loader.shards.writer import ShardSpec, ShardWriter
 
@@ -269,3 +270,22 @@ def test_tokens_come_from_many_parts(tmp_path: Path) -> None:
         for part, row in zip(found.part_D.tolist(), found.rows_D, strict=True)
     ]
     assert store.tokens(found).tolist() == np.concatenate(tokens).tolist()
+
+
+def test_totals_are_of_64_bits() -> None:
+    """64 shards just below 2 GiB: 6.9e10 tokens in all."""
+    samples, seq_len = max_samples(2048, 40), 2048
+    rows_R = np.zeros(64, SHARD_DTYPE)
+    rows_R["number"] = np.arange(64)
+    rows_R["num_samples"] = rows_R["num_segments"] = samples
+    rows_R["num_tokens"] = samples * seq_len
+    rows_R["size_bytes"] = mds_size(samples, seq_len, 40)
+    rows_R["max_segments"] = 1
+    total = samples * seq_len * 64
+    assert total > 1 << 35
+    source = SourceInfo("web", 64, samples * 64, samples * 64, total, 9, 1.0, 0, 0)
+    manifest = Manifest((source,), seq_len, 40, dtype_name(40), 1, {}, 0, {}, {}, "0", {}, {}, {})
+    check_shard_table(manifest, rows_R, "shards.npy")
+    wrong = replace(manifest, sources=(replace(source, num_tokens=total % (1 << 32)),))
+    with pytest.raises(DamageError, match="num_tokens"):
+        check_shard_table(wrong, rows_R, "shards.npy")
