@@ -11,8 +11,8 @@ from pathlib import Path
 
 from loader.cli_options import Output
 from loader.errors import ConfigError
-from loader.text.store import open_store
-from loader.text.store_failures import Transfer
+from loader.remote.store import open_store
+from loader.remote.store_failures import Transfer
 
 from .config import BuildConfig, SourceConfig, source_priority
 from .documents import InputFile

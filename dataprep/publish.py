@@ -32,9 +32,9 @@ from loader.files import (
     temporary_path,
     write_atomic,
 )
+from loader.remote.store import is_url
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
 from loader.shards.manifest import InputFile
-from loader.text.store import is_url
 from loader.text.tokenizers import load_tokenizer
 
 from .account import Written

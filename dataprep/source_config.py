@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loader.text.store import is_url
-from loader.text.store_failures import url_problem
+from loader.remote.store import is_url
+from loader.remote.store_failures import url_problem
 
 from .config_problems import raise_problems
 from .input_names import duplicate_names, name_problem

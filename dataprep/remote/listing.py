@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from loader.errors import ConfigError
-from loader.text.store import RemoteFile, Store
-from loader.text.store_failures import StoreError, Transfer, with_retries
+from loader.remote.store import RemoteFile, Store
+from loader.remote.store_failures import StoreError, Transfer, with_retries
 
 from .globs import Pattern, list_folders
 

@@ -23,9 +23,9 @@ from loader.canonical import canonical_json
 from loader.cli_options import Output
 from loader.errors import DamageError, JobError
 from loader.files import remove_stale_temporaries, write_atomic
-from loader.text.fetch import Fetcher
-from loader.text.store import RemoteFile, Store
-from loader.text.store_failures import Transfer
+from loader.remote.fetch import Fetcher
+from loader.remote.store import RemoteFile, Store
+from loader.remote.store_failures import Transfer
 
 from ..stages import HashNote, read_json
 

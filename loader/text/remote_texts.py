@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import DamageError, TokenreelError
 from ..files import check_name
+from ..remote.fetch import Fetcher, place_of, read_ranges
+from ..remote.store import RemoteFile, Store
+from ..remote.store_failures import StoreError, Transfer, with_retries
 from ..shards.access import check_size
 from .decompress import COMPRESSIONS
-from .fetch import Fetcher, place_of, read_ranges
 from .records import RecordPlace, read_texts
-from .store import RemoteFile, Store
-from .store_failures import StoreError, Transfer, with_retries
 
 if TYPE_CHECKING:
     from ..shards.manifest import InputFile

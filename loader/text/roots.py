@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..remote.store import is_url, open_store
+from ..remote.store_failures import url_problem
 from ..shards.access import check_size
 from .records import RecordPlace, read_texts
 from .token_texts import TokenTexts, is_imported
-from .store import is_url, open_store
-from .store_failures import url_problem
 
 if TYPE_CHECKING:
     from ..shards.dataset import Dataset

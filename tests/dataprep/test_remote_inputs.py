@@ -32,13 +32,13 @@ from loader.cli import main
 from loader.cli_options import Output
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import hash_file
+from loader.remote.store import open_store
 from loader.settings import child_environment, load_config
 from loader.shards.dataset import open_dataset
 from loader.shards.manifest import InputFile
 from loader.text.records import RecordPlace
 from loader.text.remote_texts import RemoteTexts
 from loader.text.roots import TextSource, parse_roots
-from loader.text.store import open_store
 
 BUCKET = "corpus"
 CANARIES = (SECRET_KEY, ACCESS_KEY)

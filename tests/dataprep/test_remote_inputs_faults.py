@@ -22,11 +22,11 @@ from dataprep.remote.listing import find_objects, look_up
 from dataprep.remote.mirror import fetch_all, mirrored, to_fetch
 from loader.cli_options import Output
 from loader.errors import ConfigError, JobError, RefusedError, TokenreelError
+from loader.remote import fetch
+from loader.remote.fetch import Fetcher
+from loader.remote.store import open_store
+from loader.remote.store_failures import Transfer
 from loader.settings import child_environment
-from loader.text import fetch
-from loader.text.fetch import Fetcher
-from loader.text.store import open_store
-from loader.text.store_failures import Transfer
 
 QUICK = Transfer(range_bytes=64 << 10, ranges=4, attempts=4, backoff_s=0.01, request_timeout_s=2, idle_timeout_s=1)
 SMALL = random.Random(1).randbytes(50_000)
@@ -167,9 +167,9 @@ def test_a_fetch_goes_on_from_what_was_made_durable(
 KILLED = """
 import sys
 from pathlib import Path
-from loader.text import fetch
-from loader.text.store import open_store
-from loader.text.store_failures import Transfer
+from loader.remote import fetch
+from loader.remote.store import open_store
+from loader.remote.store_failures import Transfer
 fetch._DURABLE_BYTES = 100_000
 store = open_store("s3://faults/in")
 with fetch.Fetcher(Transfer(range_bytes=32 << 10, ranges=2)) as fetcher:

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataprep.remote.globs import Pattern, list_folders
-from loader.text.store import open_store
-from loader.text.store_failures import redact, url_problem
+from loader.remote.store import open_store
+from loader.remote.store_failures import redact, url_problem
 
 FILES = (
     "a.jsonl",

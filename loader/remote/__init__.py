@@ -1,0 +1,1 @@
+"""Objects of object stores: listing, looking up, exact byte ranges, whole files, with retries."""
