@@ -27,7 +27,14 @@ from loader.errors import TokenreelError
 from loader.text.arrow_records import ArrowSource, open_schema
 from loader.text.extras import need_extra
 from loader.text.huggingface_records import huggingface_kind
-from loader.text.parquet_records import column_error, group_rows, is_text_type, open_parquet, rows_at_once
+from loader.text.parquet_records import (
+    column_chunks,
+    column_error,
+    group_rows,
+    is_text_type,
+    open_parquet,
+    rows_at_once,
+)
 
 from ..documents import RejectReason
 from .arrow import Expansion, read_arrow
@@ -184,15 +191,12 @@ def _shape(path: Path, kind: str, request: ReadRequest) -> _Shape:
             return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, fewest, largest)
     except FileNotFoundError as error:
         raise missing(path, error) from error
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise damage(path, "its footer" if kind == "parquet" else "its schema", error) from error
 
 
 def _group_bytes(file: Any, group: int, request: ReadRequest) -> int:
-    metadata = file.metadata.row_group(group)
-    chunks = [metadata.column(place) for place in range(metadata.num_columns)]
-    wanted = (request.text_field, request.options.extra_field)
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted)
+    return sum(chunk.total_uncompressed_size for chunk in column_chunks(file, group, [request.text_field]))
 
 
 def _columns(path: Path, schema: pa.Schema, request: ReadRequest) -> tuple[bool, bool]:
@@ -222,7 +226,7 @@ def _arrow_shape(path: Path, request: ReadRequest) -> _Shape:
             sizes[-1] = max(sizes[-1], batch.nbytes)
             sizes.append(0)
         source.finish()
-    except (OSError, ValueError, pa.ArrowException):
+    except (OSError, ValueError, LookupError, pa.ArrowException):
         is_cut = True
     finally:
         source.close()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from loader.errors import ConfigError, DamageError
-from loader.text.parquet_records import column_error, group_rows, is_text_type, open_parquet, read_group
+from loader.text.parquet_records import column_chunks, column_error, group_rows, is_text_type, open_parquet, read_group
 
 from .base import FileSummary, RawBatch, ReadRequest, RejectSink
 from .columns import ColumnReader
@@ -69,15 +69,13 @@ class _Bytes:
             self.digest.update(self._buffer[:got])
             size_bytes -= got
 
-    def add_group(self, metadata: Any) -> None:
+    def add_group(self, file: Any, group: int) -> None:
         """Hash the column of one row group."""
-        for place in range(metadata.num_columns):
-            chunk = metadata.column(place)
-            if f"{chunk.path_in_schema}.".startswith(f"{self._column}."):
-                starts = [chunk.data_page_offset]
-                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                    starts.append(chunk.dictionary_page_offset)
-                self.add(min(starts), chunk.total_compressed_size)
+        for chunk in column_chunks(file, group, [self._column]):
+            starts = [chunk.data_page_offset]
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                starts.append(chunk.dictionary_page_offset)
+            self.add(min(starts), chunk.total_compressed_size)
 
     def add_footer(self) -> None:
         """Hash the footer, with the magic behind it."""
@@ -102,7 +100,7 @@ def read_parquet(path: Path, request: ReadRequest, rejects: RejectSink) -> Itera
         try:
             file = open_parquet(path)
             rows = group_rows(file)
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError, LookupError, pa.ArrowException) as error:
             raise damage(path, "its footer", error) from error
         with file:
             yield from _read_groups(path, (file, rows), source, request, rejects)
@@ -125,7 +123,7 @@ def _read_groups(
     reader = ColumnReader(request, rejects, BombGuard(path, source.size, request.options))
     for group, count in enumerate(rows):
         try:
-            source.add_group(file.metadata.row_group(group))
+            source.add_group(file, group)
             if not reader.wants_any(count):
                 reader.pass_over(count)
                 continue
@@ -136,7 +134,7 @@ def _read_groups(
                 by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
                 extra = by_name.get(request.options.extra_field or "")
                 yield from reader.read(by_name[request.text_field], extra, group)
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError, LookupError, pa.ArrowException) as error:
             raise damage(path, f"row group {group}, {reader.last_good}", error) from error
     try:
         source.add_footer()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .records import RecordPlace
 
 __all__ = [
+    "column_chunks",
     "column_error",
     "group_rows",
     "is_text_type",
@@ -82,6 +83,24 @@ def group_rows(file: Any) -> list[int]:
     return rows
 
 
+def column_chunks(file: Any, group: int, columns: Sequence[str]) -> list[Any]:
+    """The footer's words on the chunks of ``columns`` in a row group with rows.
+
+    pyarrow ends the process where a footer lies about a chunk and is asked for it; a read of the same chunk raises. So
+    one row is read first.
+
+    Raises:
+        OSError, pyarrow.ArrowException: the footer or the first page is damaged.
+    """
+    metadata = file.metadata.row_group(group)
+    if metadata.num_rows == 0:
+        return []
+    next(file.iter_batches(batch_size=1, row_groups=[group], columns=list(columns), use_threads=False), None)
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    wanted = [place for place, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in columns)]
+    return [metadata.column(place) for place in wanted]
+
+
 def rows_at_once(path: Path, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> int:
     """Rows whose text is about ``batch_bytes``, by the footer's sizes and the longest value of a dictionary.
 
@@ -90,10 +109,7 @@ def rows_at_once(path: Path, file: Any, group: int, columns: Sequence[str], batc
     """
     metadata = file.metadata.row_group(group)
     most = _MOST_ROWS
-    for place in range(metadata.num_columns):
-        chunk = metadata.column(place)
-        if chunk.path_in_schema not in columns:
-            continue
+    for chunk in column_chunks(file, group, columns):
         average = max(1, chunk.total_uncompressed_size // max(1, metadata.num_rows))
         most = min(most, max(1, batch_bytes // average))
         if chunk.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in name for name in chunk.encodings):
