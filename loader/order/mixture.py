@@ -33,6 +33,7 @@ __all__ = ["Mixture", "MixtureStage", "compile_mixture"]
 _Ints = NDArray[np.int64]
 _BLOCKS_AT_ONCE = 1024
 _KEPT_BLOCKS = 4
+_KEPT_SCATTERED = 64
 _KEPT_RUNS = 16
 _BLOCK_BITS = BLOCK.bit_length() - 1
 _NUM_SHUFFLES = 64
@@ -64,6 +65,7 @@ class Mixture:
         self._start_R = np.array([stage.start for stage in stages], np.int64)
         self._trees: list[Tree] = []
         self._kept: tuple[_Run, ...] = ()
+        self._scattered: tuple[_Ints, NDArray[np.int32], _Ints] | None = None
         self._base_RD = np.zeros((len(stages), 1 << (len(self.sources) - 1).bit_length()), np.int64)
         self._compile(leaf_names)
 
@@ -191,6 +193,12 @@ class Mixture:
             yield slice(None), block_N - first, *self._blocks(first, first + span)
             return
         block_U, row_N = np.unique(block_N, return_inverse=True)
+        if len(block_U) <= _KEPT_SCATTERED:  # who asks where ranks lie asks next what lies there
+            kept = self._scattered
+            if kept is None or not np.array_equal(kept[0], block_U):
+                self._scattered = kept = (block_U, *self._evaluate(block_U))
+            yield slice(None), row_N, kept[1], kept[2]
+            return
         for start in range(0, len(block_U), _BLOCKS_AT_ONCE):
             portion_U = block_U[start : start + _BLOCKS_AT_ONCE]
             here = np.flatnonzero((row_N >= start) & (row_N < start + len(portion_U)))
