@@ -68,7 +68,8 @@ def read_arrow(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterato
 
 
 def _is_damage(error: Exception) -> bool:
-    return is_decoder_error(error) or isinstance(error, ValueError | pa.ArrowException)
+    # pyarrow gives a SystemError where a broken dictionary has no length
+    return is_decoder_error(error) or isinstance(error, ValueError | LookupError | SystemError | pa.ArrowException)
 
 
 def _read_batches(path: Path, source: ArrowSource, reader: ColumnReader) -> Iterator[RawBatch]:

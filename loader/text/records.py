@@ -161,7 +161,7 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
             "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
         ) from error
     except Exception as error:
-        if not (is_decoder_error(error) or isinstance(error, ValueError | IndexError | KeyError)):
+        if not (is_decoder_error(error) or isinstance(error, ValueError | IndexError | KeyError | SystemError)):
             raise
         raise DamageError(
             "TR-TEXT-FILE", f"cannot be read again: {error}", str(path), "the file that was built"
