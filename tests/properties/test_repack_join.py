@@ -35,7 +35,8 @@ def table_of(window: WindowSamples) -> SegmentTable:
     return SegmentTable(
         sample_S, sample_S, number_S, start_S, stop_S - start_S, number_S.astype(np.int32) * 0, row_S,
         document_S["id"], segments_S["document_token_start"].astype(np.int64),
-        segments_S["byte_start"].astype(np.int64), segments_S["byte_count"].astype(np.int64), document_S["file"].astype(np.int64),
+        segments_S["byte_start"].astype(np.int64), segments_S["byte_count"].astype(np.int64),
+        document_S["file"].astype(np.int64),
         document_S["record"].astype(np.int64), document_S["record_start"].astype(np.int64), padding_S,
     )  # fmt: skip
 
