@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DamageError, JobError
+from ..errors import DamageError, JobError
+from .control_tokens import border_id, control_id
 from .encoded import (
     SLACK_BYTES,
     Compare,
@@ -51,24 +52,6 @@ _EXACT_PROBES = (
 )
 _PREFIX_PROBES = ("a", " a", "a  b", "a\n\nb", "a b \t")
 _PREFIXES = (b"", b" ")
-_CUSTOMARY: Mapping[str, tuple[str, ...]] = {
-    "bos": (
-        *("<s>", "<|begin_of_text|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"),
-        *("<bos>", "<|startoftext|>", "[BOS]", "[CLS]"),
-    ),
-    "eos": (
-        *("</s>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-        *("<eos>", "<|endoftext|>", "[EOS]", "[SEP]"),
-    ),
-    "pad": (
-        "<pad>",
-        "<|finetune_right_pad_id|>",
-        "<|finetune_right_pad|>",
-        "<\uff5c\u2581pad\u2581\uff5c>",
-        "<|pad|>",
-        "[PAD]",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -141,9 +124,10 @@ class Tokenizer:
             self.prefix = b""
         else:
             self.prefix = next((prefix for prefix in _PREFIXES if self._spells(_PREFIX_PROBES, prefix)), None)
-        self.bos_id = self._border("bos", policy.bos, policy.add_bos)
-        self.eos_id = self._border("eos", policy.eos, policy.add_eos)
-        pad = self._control_id("pad", policy.pad)
+        said = {border: self._model_says(border) for border in ("bos", "eos", "pad")}
+        self.bos_id = border_id("bos", policy.bos, said["bos"], self.special) if policy.add_bos else None
+        self.eos_id = border_id("eos", policy.eos, said["eos"], self.special) if policy.add_eos else None
+        pad = control_id("pad", policy.pad, said["pad"], self.special)
         self.pad_id: int = pad if pad is not None else (self.eos_id if self.eos_id is not None else 0)
 
     # What a kind says about its model.
@@ -169,44 +153,6 @@ class Tokenizer:
     def _model_says(self, border: str) -> int | None:
         """The id of ``bos``, ``eos`` or ``pad`` where the model itself knows."""
         return None
-
-    # Control tokens.
-
-    def _control_id(self, border: str, name: str | None) -> int | None:
-        if name is not None:
-            if name not in self.special:
-                raise ConfigError(
-                    "TR-TOKENIZER-BORDER",
-                    f"the tokenizer has no control token {name!r}",
-                    f"tokenizer.{border}",
-                    self._say_special(),
-                )
-            return self.special[name]
-        said = self._model_says(border)
-        if said is not None:
-            return said
-        return next((self.special[name] for name in _CUSTOMARY[border] if name in self.special), None)
-
-    def _border(self, border: str, name: str | None, wanted: bool) -> int | None:
-        if not wanted:
-            return None
-        found = self._control_id(border, name)
-        if found is None:
-            raise ConfigError(
-                "TR-TOKENIZER-BORDER",
-                f"add_{border} is on, but which token that is is not known",
-                f"tokenizer.{border}",
-                self._say_special(),
-                f"set tokenizer.{border}, or tokenizer.add_{border}: false",
-            )
-        return found
-
-    def _say_special(self) -> str:
-        names = sorted(self.special, key=lambda name: self.special[name])
-        if not names:
-            return "the tokenizer has no control tokens"
-        more = f" and {len(names) - 40} more" if len(names) > 40 else ""
-        return f"one of {', '.join(map(repr, names[:40]))}{more}"
 
     # Encoding.
 

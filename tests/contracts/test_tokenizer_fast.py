@@ -46,6 +46,9 @@ def test_real_vocabularies_have_a_backend_that_gives_the_same(name: str) -> None
     np.testing.assert_array_equal(mine.start_N, theirs.start_N)
     np.testing.assert_array_equal(mine.num_bytes_T, theirs.num_bytes_T)
     assert not set(mine.ids_T.tolist()) & set(tokenizer.special.values())
+    raw, parts = open_backend(tokenizer)[1], [text.decode() for text in some_texts()[:10]]
+    assert raw is not None
+    np.testing.assert_array_equal(raw(parts).ids_T, tokenizer.raw_encode(parts).ids_T)  # nothing had to be repaired
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
