@@ -115,26 +115,25 @@ class _ReadOn:
     race does is to repeat work.
     """
 
-    def __init__(self, read: Callable[[_Ints], SampleRefs]) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._kept: SampleRefs | None = None
         self._asked_stop = -1
 
-    def samples(self, positions_N: _Ints) -> SampleRefs:
-        """What ``read`` says of the positions, in arrays of the caller's own."""
+    def samples(self, positions_N: _Ints, read: Callable[[_Ints], SampleRefs]) -> SampleRefs:
+        """What ``read``, always the same, says of the positions, in arrays of the caller's own."""
         num = len(positions_N)
         if not 0 < num <= _PORTION // 2:
-            return self._read(positions_N)
+            return read(positions_N)
         start, stop, kept, asked_stop = int(positions_N[0]), int(positions_N[-1]) + 1, self._kept, self._asked_stop
         if stop - start != num or not (positions_N[1:] > positions_N[:-1]).all():
-            return self._read(positions_N)
+            return read(positions_N)
         self._asked_stop = stop
         if kept is None or not int(kept.position_N[0]) <= start <= stop <= int(kept.position_N[-1]) + 1:
             # twice as far as the last time: who stops early has wasted no more than was used
             ahead = min(_PORTION, 2 * max(num, len(kept) if kept is not None else 0))
             if start != asked_stop or start + ahead > POSITION_LIMIT:
-                return self._read(positions_N)
-            self._kept = kept = self._read(np.arange(start, start + ahead))
+                return read(positions_N)
+            self._kept = kept = read(np.arange(start, start + ahead))
         first = start - int(kept.position_N[0])
         return kept.copy_of(slice(first, first + num))
 
@@ -174,7 +173,7 @@ class Plan:
         self.cut: Ranges = _cut_positions(self.skips.entries)
         self.schedule = Schedule(config.batch, self.cut)
         self._masks = Masks(self.skips.entries, self._number)
-        self._read_on = _ReadOn(self._samples)
+        self._read_on = _ReadOn()
 
     def _check_sources(self) -> None:
         for stage in self.mixture.stages:
@@ -258,7 +257,7 @@ class Plan:
         if len(positions_N) > _PORTION:  # arrays that stay in the processor's cache
             starts = range(0, len(positions_N), _PORTION)
             return SampleRefs.join([self._samples(positions_N[start : start + _PORTION]) for start in starts])
-        return self._read_on.samples(positions_N)
+        return self._read_on.samples(positions_N, self._samples)
 
     def _samples(self, positions_N: _Ints) -> SampleRefs:
         source_N, rank_N = self.mixture.locate(positions_N)

@@ -45,8 +45,11 @@ class RowIndex:
             return RowIndex(start_Q, stop_Q, 63, np.zeros(1, np.int64), len(start_Q))
         shift = max(1, int(start_Q[-1]) // len(start_Q)).bit_length() - 1
         count_B = np.bincount(start_Q >> shift)
-        first_B = np.maximum(np.cumsum(count_B) - count_B - 1, 0)
-        return RowIndex(start_Q, stop_Q, shift, first_B, int(count_B.max()))
+        most_borders = int(count_B.max())
+        first_B = np.cumsum(count_B)
+        first_B -= count_B
+        first_B -= 1
+        return RowIndex(start_Q, stop_Q, shift, np.maximum(first_B, 0, out=first_B), most_borders)
 
     def rows_of(self, numbers_N: _Ints) -> _Ints:
         """The row that holds each number >= 0, of equal starts the last: ``searchsorted(start, ., "right") - 1``."""
