@@ -215,6 +215,6 @@ def document_places(dataset: Dataset, document: int) -> dict[str, Any]:
                 }
             )
     if not segments:
-        place = str(dataset.path)
+        place = dataset.location
         raise ConfigError("TR-LOOKUP-DOCUMENT", f"no document {document:016x}", place, "a document of this Dataset")
     return {"document": f"{document:016x}", **origin, "segments": segments}

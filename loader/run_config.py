@@ -144,7 +144,7 @@ def default_stages(sources: Sources) -> tuple[MixtureStageConfig, ...]:
                 "TR-MIXTURE-SEVERAL",
                 f"the shares of this Dataset change at position {mixture.stages[1].start}, and what that means beside "
                 "other Datasets is not known",
-                str(dataset.path),
+                dataset.location,
                 "data.mixture, with the weights of every source of every Dataset",
             )
     return (MixtureStageConfig(0, default_weights(sources)),)

@@ -49,8 +49,8 @@ class Sources:
 
     @property
     def place(self) -> str:
-        """The folders, for messages."""
-        return ", ".join(str(dataset.path) for dataset in self.datasets)
+        """The folders or URLs, for messages."""
+        return ", ".join(dataset.location for dataset in self.datasets)
 
     def dataset(self, source: int) -> Dataset:
         """The Dataset that holds a source."""
@@ -112,17 +112,17 @@ def open_sources(datasets: Sequence[Dataset]) -> Sources:
         ):
             if here != there:
                 raise RefusedError(
-                    "TR-SOURCES-DIFFER", f"{what} {here}", str(dataset.path), f"{there} as in the first Dataset"
+                    "TR-SOURCES-DIFFER", f"{what} {here}", dataset.location, f"{there} as in the first Dataset"
                 )
         for name in dataset.source_names:
             if name in dataset_of:
-                other = datasets[dataset_of[name]].path
+                other = datasets[dataset_of[name]].location
                 raise RefusedError(
-                    "TR-SOURCES-TWICE", f"source {name!r} is also in {other}", str(dataset.path), "unique names"
+                    "TR-SOURCES-TWICE", f"source {name!r} is also in {other}", dataset.location, "unique names"
                 )
             dataset_of[name] = number
     if not any(info.num_samples for dataset in datasets for info in dataset.manifest.sources):
-        raise RefusedError("TR-SOURCES-NONE", "no source holds a sample", str(datasets[0].path), "one sample at least")
+        raise RefusedError("TR-SOURCES-NONE", "no source holds a sample", datasets[0].location, "one sample at least")
     eos = first.tokenizer.get("eos_id")
     return Sources(
         datasets=tuple(datasets),

@@ -51,6 +51,13 @@ class Cache(Generic[_Value]):
         entry.used = True
         return entry.value
 
+    def drop(self, key: int) -> None:
+        """Forget the value of ``key``, if there is one."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._cost -= entry.cost
+
     def _evict(self, newest: int) -> None:
         while self._cost > self._limit and len(self._entries) > 1:
             key = next(iter(self._entries))

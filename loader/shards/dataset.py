@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DamageError, RefusedError
-from .access import file_size, read_npy, read_verified, resolve
+from .access import file_size, read_npy, resolve
 from .cache import Cache
 from .documents import DocumentIndex, DocumentPlace
 from .gather import SampleGroups, SegmentRows, gather_segments, group_samples, join_rows
@@ -26,31 +26,37 @@ from .manifest import (
     files_from_text,
     parse_manifest,
 )
-from .reader import ShardFiles, TokenFile, read_documents, read_segments
+from .reader import ShardFiles, TokenReader
 from .segments import SegmentTable
+from .storage import FolderStorage, Storage
 
-__all__ = ["Dataset", "open_dataset", "read_manifest"]
+__all__ = ["Dataset", "open_dataset", "read_dataset", "read_manifest"]
 
 _MAX_OPEN_SHARDS = 512
+_OPEN_COST = 1 << 20
 # 16 shards of a source are live at once, with some 3 MB of segments each: room for ten sources, or batches would read
 # the same tables again and again.
 _TABLE_CACHE_BYTES = 512 << 20
 
 
 class Dataset:
-    """Read access to a Dataset folder; made by :func:`open_dataset`. All methods may be called from several threads.
+    """Read access to a Dataset; made by :func:`open_dataset`. All methods may be called from several threads.
 
     Every method that reads raises DamageError, naming the file (and the sample), if bytes are not those written.
 
     Attributes:
-        path: the folder.
+        path: the folder; of a Dataset at a URL, where its files appear when they are fetched.
+        location: its name for people: the folder, or the URL.
+        storage: where its files come from.
         manifest: what manifest.json says.
         digest: the manifest's self-hash, 32 hex digits.
         shards_R: shards.npy, rows of ``layout.SHARD_DTYPE``, source by source.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, shards_R: NDArray[np.void]) -> None:
-        self.path = path
+    def __init__(self, storage: Storage, manifest: Manifest, shards_R: NDArray[np.void]) -> None:
+        self.storage = storage
+        self.path = storage.folder
+        self.location = storage.location
         self.manifest = manifest
         self.digest = manifest.digest
         self.shards_R = shards_R
@@ -63,7 +69,7 @@ class Dataset:
         self._samples_K = {name: samples_R[a:b] for name, (a, b) in spans.items()}
         self._sample_start_K = {name: _starts(samples_R[a:b]) for name, (a, b) in spans.items()}
         self._segment_start_K = {name: _starts(segments_R[a:b]) for name, (a, b) in spans.items()}
-        self._tokens: Cache[TokenFile] = Cache(_MAX_OPEN_SHARDS)
+        self._tokens: Cache[TokenReader] = Cache(_MAX_OPEN_SHARDS * _OPEN_COST)
         self._segments: Cache[SegmentRows] = Cache(_TABLE_CACHE_BYTES)
         self._lock = threading.Lock()
         self._index: DocumentIndex | None = None
@@ -106,18 +112,48 @@ class Dataset:
         target = tokens_RT.data.cast("B")
         locals_, rows, bounds = groups.local_G.tolist(), row_N[groups.index_G].tolist(), groups.bounds
         for shard, start, stop in zip(groups.shards, bounds, bounds[1:], strict=False):
-            file = self._tokens.get(self._first_row[source] + shard, self._open_tokens)
-            damaged = file.copy(locals_[start:stop], target, rows[start:stop])
-            if damaged:
-                raise DamageError(
-                    "TR-SAMPLE-HASH",
-                    f"sample {damaged[0]} of the shard differs from what was written (sample"
-                    f" {damaged[0] + int(self._sample_start_K[source][shard])} of source {source!r};"
-                    f" {len(damaged)} of {stop - start} read)",
-                    str(file.path),
-                    "the xxh3-64 in the shard's .segments",
-                    f"tokenreel verify {self.path}",
-                )
+            self._copy(self._first_row[source] + shard, locals_[start:stop], target, rows[start:stop])
+
+    def _copy(self, row: int, samples: list[int], target: memoryview, rows: list[int]) -> None:
+        """Copy samples of shard ``row``; damaged files that came from elsewhere are had again, once."""
+        for last in (False, True):
+            try:
+                file = self._tokens.get(row, self._open_tokens)
+                damaged = file.copy(samples, target, rows)
+            except DamageError:
+                if last or not self._renew(row):
+                    raise
+                continue
+            if not damaged:
+                return
+            if last or not self._renew(row):
+                break
+        shard = self.shards_R[row]
+        source = self.source_names[int(shard["source"])]
+        raise DamageError(
+            "TR-SAMPLE-HASH",
+            f"sample {damaged[0]} of the shard differs from what was written (sample"
+            f" {damaged[0] + int(self._sample_start_K[source][int(shard['number'])])} of source {source!r};"
+            f" {len(damaged)} of {len(samples)} read)",
+            file.place,
+            "the xxh3-64 in the shard's .segments",
+            f"tokenreel verify {self.location}",
+        )
+
+    def _renew(self, row: int) -> bool:
+        self._tokens.drop(row)
+        return self.storage.renew(self.shard_files(row))
+
+    def rows_of(self, source: str, samples_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shards, as ascending rows of shards.npy, that hold any of a source's samples (that exist)."""
+        self._check_source(source)
+        shard_N = np.searchsorted(self._sample_start_K[source], samples_N, "right") - 1
+        rows_K: NDArray[np.int64] = np.unique(shard_N) + self._first_row[source]
+        return rows_K
+
+    def release(self, row: int) -> None:
+        """Close a shard's token file as soon as nobody reads it; reading it again opens it again."""
+        self._tokens.drop(row)
 
     def segments_of(self, source: str, samples_N: ArrayLike) -> SegmentTable:
         """The segments of N samples, with their documents; samples as in :meth:`read_samples`."""
@@ -168,8 +204,19 @@ class Dataset:
         """
         record = self.manifest.files_hashed.get(name)
         if record is None:
-            raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", str(self.path))
-        return read_verified(resolve(self.path, name), record.size_bytes, record.xxh3_128)
+            raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", self.location)
+        return self.storage.read(name, record)
+
+    def local_file(self, name: str) -> Path:
+        """Path on this machine of a file that the manifest covers by hash; who reads it verifies it.
+
+        Raises:
+            ConfigError: the manifest covers no such file.
+        """
+        record = self.manifest.files_hashed.get(name)
+        if record is None:
+            raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", self.location)
+        return self.storage.local(name, record)
 
     def shard_files(self, row: int) -> ShardFiles:
         """Row ``row`` of shards.npy with its paths."""
@@ -192,7 +239,7 @@ class Dataset:
     def _check_source(self, source: str) -> None:
         if source not in self._samples_K:
             raise ConfigError(
-                "TR-SOURCE-UNKNOWN", f"no source {source!r}", str(self.path), f"one of {', '.join(self.source_names)}"
+                "TR-SOURCE-UNKNOWN", f"no source {source!r}", self.location, f"one of {', '.join(self.source_names)}"
             )
 
     def _groups(self, source: str, samples_N: ArrayLike) -> SampleGroups:
@@ -203,19 +250,21 @@ class Dataset:
             raise IndexError(f"source {source!r} has samples 0..{int(start_K[-1]) - 1}")
         return group_samples(sample_N, start_K)
 
-    def _open_tokens(self, row: int) -> tuple[TokenFile, int]:
-        return TokenFile(self.shard_files(row)), 1
+    def _open_tokens(self, row: int) -> tuple[TokenReader, int]:
+        files = self.shard_files(row)
+        most, limit = self.storage.mapped_bytes, _MAX_OPEN_SHARDS * _OPEN_COST
+        cost = _OPEN_COST if most is None else max(_OPEN_COST, files.size_bytes * limit // max(1, most))
+        return self.storage.tokens(files), cost
 
     def _open_segments(self, row: int) -> tuple[SegmentRows, int]:
-        files = self.shard_files(row)
-        segments = join_rows(read_segments(files), read_documents(files))
+        segments = join_rows(*self.storage.tables(self.shard_files(row)))
         return segments, segments.size_bytes
 
     def _document_index(self) -> DocumentIndex:
         with self._lock:
             if self._index is None:
                 record = self.manifest.files_hashed["documents.npy"]
-                self._index = DocumentIndex(self.path / "documents.npy", record.size_bytes, record.xxh3_128)
+                self._index = DocumentIndex(self.local_file("documents.npy"), record.size_bytes, record.xxh3_128)
             return self._index
 
 
@@ -259,10 +308,19 @@ def open_dataset(path: Path | str, expect_digest: str | None = None) -> Dataset:
             f"digest {expect_digest}",
             f"tokenreel inspect {path}",
         )
-    record = manifest.files_hashed["shards.npy"]
-    place = path / "shards.npy"
-    shards_R = read_npy(read_verified(place, record.size_bytes, record.xxh3_128), SHARD_DTYPE, str(place))
-    check_shard_table(manifest, shards_R, str(place))
     for source in manifest.sources:
         resolve(path, f"{source.name}/index.json")
-    return Dataset(path, manifest, shards_R)
+    return read_dataset(FolderStorage(path), manifest)
+
+
+def read_dataset(storage: Storage, manifest: Manifest) -> Dataset:
+    """The Dataset of a manifest whose files ``storage`` has; reads shards.npy, verified.
+
+    Raises:
+        DamageError: it is damaged, or contradicts the manifest.
+    """
+    place = f"{storage.location}/shards.npy"
+    data = storage.read("shards.npy", manifest.files_hashed["shards.npy"])
+    shards_R = read_npy(data, SHARD_DTYPE, place)
+    check_shard_table(manifest, shards_R, place)
+    return Dataset(storage, manifest, shards_R)

@@ -30,7 +30,7 @@ def index_blocks(dataset: Dataset) -> Iterator[NDArray[np.void]]:
     Raises:
         DamageError: the file is missing, or differs in size, order or hash from what was written.
     """
-    path = dataset.path / "documents.npy"
+    path = dataset.local_file("documents.npy")
     record = dataset.manifest.files_hashed["documents.npy"]
     row_bytes = DOCUMENT_INDEX_DTYPE.itemsize
     descriptor = open_regular(path)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -32,7 +34,10 @@ from .layout import (
 )
 from .segments import SegmentFile, check_table_header, decode_segments, segment_fault
 
-__all__ = ["ShardFiles", "TokenFile", "read_documents", "read_hashes", "read_segments"]
+__all__ = ["ReadWhole", "ShardFiles", "TokenFile", "TokenReader", "read_documents", "read_hashes", "read_segments"]
+
+ReadWhole = Callable[[Path, int, str], bytes]
+"""Reads a whole file, given its path, size in bytes and xxh3-128, and verifies it: as ``access.read_verified``."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,17 @@ class ShardFiles:
         return self.folder / ShardName(self.number).docs
 
 
+class TokenReader(Protocol):
+    """The samples of a shard."""
+
+    @property
+    def place(self) -> str:
+        """Name of the file, for messages."""
+
+    def copy(self, samples: list[int], target: memoryview, rows: list[int]) -> list[int]:
+        """Copy samples to rows of ``target``; returns those that are damaged. See :meth:`TokenFile.copy`."""
+
+
 class TokenFile:
     """The mapped ``.mds`` file of a shard. Its header is compared whole; its samples are verified as they are read."""
 
@@ -93,6 +109,11 @@ class TokenFile:
         self._sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
         self._hashes = read_hashes(files).data
 
+    @property
+    def place(self) -> str:
+        """Its path."""
+        return str(self.path)
+
     def copy(self, samples: list[int], target: memoryview, rows: list[int]) -> list[int]:
         """Copy samples (numbers in the shard, that exist) to rows of ``target``, bytes; returns those that are damaged.
 
@@ -116,27 +137,27 @@ class TokenFile:
         return damaged
 
 
-def read_hashes(files: ShardFiles) -> NDArray[np.uint64]:
+def read_hashes(files: ShardFiles, read: ReadWhole = read_verified) -> NDArray[np.uint64]:
     """xxh3-64 of each sample of a shard, from its segment table, verified whole; raises as :func:`read_segments`."""
-    return _read_segments(files).sample_hash_N.astype(np.uint64)
+    return _read_segments(files, read).sample_hash_N.astype(np.uint64)
 
 
-def read_segments(files: ShardFiles) -> SegmentFile:
-    """The segment table of a shard, verified whole.
+def read_segments(files: ShardFiles, read: ReadWhole = read_verified) -> SegmentFile:
+    """The segment table of a shard, verified whole; ``read`` gets the file.
 
     Raises:
         DamageError: hash, counts or ranges differ from what was written.
     """
-    table = _read_segments(files)
+    table = _read_segments(files, read)
     fault = segment_fault(table, files.seq_len, files.num_documents, files.max_segments)
     if fault is not None:
         raise DamageError("TR-SHARD-SEGMENTS", fault, str(files.segments))
     return table
 
 
-def _read_segments(files: ShardFiles) -> SegmentFile:
+def _read_segments(files: ShardFiles, read: ReadWhole) -> SegmentFile:
     size_bytes = segments_size(files.num_samples, files.num_segments)
-    data = read_verified(files.segments, size_bytes, files.segments_hash)
+    data = read(files.segments, size_bytes, files.segments_hash)
     place = str(files.segments)
     check_table_header(
         data,
@@ -151,10 +172,10 @@ def _read_segments(files: ShardFiles) -> SegmentFile:
     return decode_segments(data, files.num_samples, files.num_segments, place)
 
 
-def read_documents(files: ShardFiles) -> NDArray[np.void]:
+def read_documents(files: ShardFiles, read: ReadWhole = read_verified) -> NDArray[np.void]:
     """The document table of a shard, verified whole; raises as :func:`read_segments`."""
     size_bytes = docs_size(files.num_documents)
-    data = read_verified(files.docs, size_bytes, files.docs_hash)
+    data = read(files.docs, size_bytes, files.docs_hash)
     place = str(files.docs)
     check_table_header(data, DOCUMENT_MAGIC, place, num_rows=files.num_documents, number=files.number)
     return decode_documents(data, files.num_documents, place)

@@ -27,6 +27,7 @@ from .layout import PADDING_ROW, SHARD_DTYPE, mds_header, token_dtype
 from .manifest import Manifest, check_shard_table, files_from_text
 from .reader import ShardFiles, read_documents, read_segments
 from .segments import SegmentFile
+from .storage import FolderStorage
 
 __all__ = ["UNCOVERED_NAMES", "Finding", "finding_of", "verify_dataset", "verify_file"]
 
@@ -149,7 +150,7 @@ class _Verifier:
         place = self._path / "shards.npy"
         rows_R = read_npy(self._read("shards.npy"), SHARD_DTYPE, str(place))
         check_shard_table(self._manifest, rows_R, str(place))
-        return Dataset(self._path, self._manifest, rows_R)
+        return Dataset(FolderStorage(self._path), self._manifest, rows_R)
 
     def _guard(self, check: Callable[[], object]) -> bool:
         try:

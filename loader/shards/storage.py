@@ -1,0 +1,97 @@
+"""Where the files of a Dataset are: what a Dataset asks of the place, and the answer of a folder on this machine.
+
+A place hands out files of which it says no more than that they are there: what is read of them is verified by who reads
+it. ``loader.stream.remote`` has the places for URLs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .access import read_verified, resolve
+from .manifest import FileRecord
+from .reader import ShardFiles, TokenFile, TokenReader, read_documents, read_segments
+from .segments import SegmentFile
+
+__all__ = ["FolderStorage", "Storage", "Tables"]
+
+Tables = tuple[SegmentFile, NDArray[np.void]]
+"""Segment table and document table of a shard."""
+
+
+class Storage(Protocol):
+    """Access to the files of one Dataset; used from several threads."""
+
+    @property
+    def folder(self) -> Path:
+        """Where files are, or appear when they are asked for."""
+
+    @property
+    def location(self) -> str:
+        """Its name in messages: the folder, or a URL."""
+
+    @property
+    def mapped_bytes(self) -> int | None:
+        """Most bytes of token files to keep open: they take room on the disk for as long. None: no bound."""
+
+    def local(self, name: str, record: FileRecord) -> Path:
+        """Path of a file of the Dataset on this machine."""
+
+    def read(self, name: str, record: FileRecord) -> bytes:
+        """A file of the Dataset, verified."""
+
+    def tokens(self, files: ShardFiles) -> TokenReader:
+        """The samples of a shard."""
+
+    def tables(self, files: ShardFiles) -> Tables:
+        """The side tables of a shard, verified."""
+
+    def renew(self, files: ShardFiles) -> bool:
+        """After damage was seen in a shard: whether its files may be others at the next opening."""
+
+
+class FolderStorage:
+    """A folder on this machine, read in place and never written."""
+
+    mapped_bytes: int | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    @property
+    def location(self) -> str:
+        """The folder, as text."""
+        return str(self._folder)
+
+    def local(self, name: str, record: FileRecord) -> Path:
+        """The file's path; nothing is checked but the folders on the way.
+
+        Raises:
+            DamageError: one is a link, or no folder.
+        """
+        return resolve(self._folder, name)
+
+    def read(self, name: str, record: FileRecord) -> bytes:
+        """The whole file, verified; raises as :func:`access.read_verified`."""
+        return read_verified(resolve(self._folder, name), record.size_bytes, record.xxh3_128)
+
+    def tokens(self, files: ShardFiles) -> TokenReader:
+        """The mapped token file; raises as :class:`reader.TokenFile`."""
+        return TokenFile(files)
+
+    def tables(self, files: ShardFiles) -> Tables:
+        """Both tables; raises as :func:`reader.read_segments`."""
+        return read_segments(files), read_documents(files)
+
+    def renew(self, files: ShardFiles) -> bool:
+        """False: what is damaged here stays so until somebody repairs it."""
+        return False
