@@ -25,7 +25,6 @@ from loader.errors import DamageError
 from loader.files import write_atomic
 from loader.shards.layout import max_samples
 from loader.shards.writer import ShardSpec, ShardWriter
-from loader.text.tokenizers import load_tokenizer
 
 from .buckets import COUNTS, Bucket, BuildFolders
 from .config import PackConfig
@@ -35,7 +34,8 @@ from .mix_stage import read_mix
 from .pack import PackedWindow, pack_window, packing_counts, shards_of_windows, window_borders
 from .stages import read_json
 from .token_checks import check_window
-from .token_store import StoredDocuments, TokenFacts, TokenStore, facts_of_tokenizer
+from .token_facts import TokenFacts, read_facts
+from .token_store import StoredDocuments, TokenStore
 from .token_windows import make_window, stream_lengths
 
 __all__ = ["PackDocuments", "PackJob", "WriteShards", "pack_job"]
@@ -88,7 +88,7 @@ class _Packing(PipelineStep):  # type: ignore[misc]
     def _store(self) -> TokenStore:
         facts = self.job.facts
         if facts is None:
-            facts = facts_of_tokenizer(load_tokenizer(self.job.folders.tokenizer / "tokenizer"))
+            facts = read_facts(self.job.folders.tokenizer)
         return TokenStore(self.job.folders.tokenised, facts)
 
     def _documents(self, bucket: Bucket, store: TokenStore) -> StoredDocuments:

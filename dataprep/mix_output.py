@@ -16,7 +16,6 @@ from loader.errors import JobError
 from loader.order.weights import WEIGHT_BITS
 from loader.shards.default_mixture import DefaultMixture, DefaultMixtureStage
 from loader.shards.layout import max_samples, token_dtype
-from loader.text.tokenizers import load_tokenizer
 
 from .mix import text_table
 from .mix_plan import largest_remainder
@@ -25,6 +24,7 @@ from .pack import shards_of_windows
 from .pipeline import Pipeline
 from .places import SPLITS
 from .stages import read_json
+from .token_facts import read_facts
 
 __all__ = [
     "OutputSize",
@@ -193,7 +193,7 @@ def mixture_text(pipeline: Pipeline) -> str:
 def _sample_bytes(pipeline: Pipeline) -> tuple[int, int]:
     """Bytes of a sample, and the most samples of a shard."""
     config = pipeline.job.config
-    vocab_size = load_tokenizer(pipeline.folder("tokenizer") / "tokenizer").vocab_size
+    vocab_size = read_facts(pipeline.folder("tokenizer")).vocab_size
     most = max_samples(config.pack.seq_len, vocab_size, config.shards.size_bytes)
     return config.pack.seq_len * token_dtype(vocab_size).itemsize, max(most, 1)
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from loader.canonical import canonical_json
 from loader.errors import DamageError, JobError
 from loader.files import write_atomic
-from loader.text.tokenizers import load_tokenizer
 
 from .arrays import load_array
 from .job import Job
@@ -32,6 +31,7 @@ from .mix_plan import MixPlan, PlannedStage, plan_mix
 from .stages import read_json
 from .tables import REMOVED_SCHEMA, write_parquet
 from .thin import Thinning
+from .token_facts import read_facts
 
 __all__ = ["Mix", "MixDocuments", "read_mix"]
 
@@ -92,8 +92,7 @@ class MixDocuments(PipelineStep):  # type: ignore[misc]
             RefusedError: the plan needs a source too often, or not at all.
         """
         config = self.job.config
-        tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
-        borders = (tokenizer.bos_id is not None) + (tokenizer.eos_id is not None)
+        borders = read_facts(self.tokenizer_stage).num_borders
         tables = [load_array(self.tokenised / f"documents.{file:05d}.npy") for file in range(len(self.job.inputs))]
         documents = {source: self._source(source, tables, 0) for source in config.sources}
         thinned = {source: self._thinned(source) for source in config.sources}

@@ -54,7 +54,7 @@ STAGES: Mapping[str, int] = {
     "index": 1,
     "choose": 1,
     "sample": 2,
-    "tokenizer": 2,
+    "tokenizer": 3,
     "gauge": 1,
     "thin": 1,
     "tokenize": 3,

@@ -43,7 +43,7 @@ from .token_dataset import (
     run_token_job,
     write_roots,
 )
-from .token_store import TokenFacts
+from .token_facts import TokenFacts
 
 __all__ = ["RepackOptions", "repack"]
 

@@ -28,7 +28,8 @@ from loader.shards.segments import SegmentTable
 from .cut_segments import GAP_DTYPE
 from .kernels.token_runs import copy_runs
 from .keys import document_keys
-from .token_store import PART_DTYPE, ByteSums, TokenFacts
+from .token_facts import TokenFacts
+from .token_store import PART_DTYPE, ByteSums
 
 __all__ = ["JoinShards", "JoinedPart", "Joining", "ShardRun", "join_documents"]
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from loader.errors import DamageError
 from loader.shards.layout import PADDING_ROW
 
-from .token_store import StoredDocuments, TokenFacts
+from .token_facts import TokenFacts
+from .token_store import StoredDocuments
 from .token_windows import WindowSamples
 
 __all__ = ["check_window"]

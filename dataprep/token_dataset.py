@@ -29,7 +29,7 @@ from .config import PackConfig, ShardsConfig
 from .engines import EngineOptions, make_engine, run_stage
 from .pipeline import STAGES, locked
 from .stages import RawFile, Stage, read_json, stage_digest
-from .token_store import TokenFacts
+from .token_facts import TokenFacts
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep

@@ -38,8 +38,8 @@ from .token_dataset import (
     run_token_job,
     write_roots,
 )
+from .token_facts import TokenFacts
 from .token_import_files import FoundFiles, ImportFiles, ImportOptions
-from .token_store import TokenFacts
 
 __all__ = ["ImportOptions", "import_set", "parse_sources"]
 

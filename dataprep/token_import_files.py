@@ -28,7 +28,8 @@ from .imports.base import RecordBatch, SetFile, SetOptions
 from .kernels.token_runs import copy_runs
 from .keys import document_keys
 from .stages import RawFile
-from .token_store import PART_DTYPE, ByteSums, TokenFacts
+from .token_facts import TokenFacts
+from .token_store import PART_DTYPE, ByteSums
 
 __all__ = ["FoundFiles", "ImportFiles", "ImportOptions"]
 

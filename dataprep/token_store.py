@@ -18,66 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import DamageError
-from loader.shards.layout import token_dtype
-from loader.text.tokenizers import Tokenizer
 
 from .arrays import load_array
 from .buckets import Bucket
 from .cut_segments import Gaps, window_gaps
 from .kernels.token_runs import byte_marks, bytes_before, copy_runs
+from .token_facts import TokenFacts
 from .tokenize import TOKENISED_DTYPE
 
-__all__ = ["PAIR_DTYPE", "PART_DTYPE", "ByteSums", "StoredDocuments", "TokenFacts", "TokenStore", "facts_of_tokenizer"]
+__all__ = ["PART_DTYPE", "ByteSums", "StoredDocuments", "TokenStore"]
 
 PART_DTYPE = np.dtype([*TOKENISED_DTYPE.descr, ("file", "<u4"), ("gap_row", "<i8")])
 """``TOKENISED_DTYPE`` with the document's input file, and the number under which ``gaps`` knows it."""
 
-PAIR_DTYPE = np.dtype([("id", "<u4"), ("num_bytes", "<u4")])
-"""A token where the bytes it stands for depend on the text."""
-
 _OPEN_PARTS = 1024
-
-
-@dataclass(frozen=True)
-class TokenFacts:
-    """What packing must know of the tokens.
-
-    Attributes:
-        vocab_size: ids are below it.
-        bos_id, eos_id: put around each document, None where nothing is.
-        pad_id: fills the rest of a sample.
-        lengths_V: bytes that each id stands for; None where that is unknown, or depends on the text.
-        paired: tokens are stored as ``PAIR_DTYPE``.
-    """
-
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int
-    lengths_V: NDArray[np.int32] | None = None
-    paired: bool = False
-
-    @property
-    def stored_dtype(self) -> np.dtype[Any]:
-        """Items of a tokens file."""
-        return PAIR_DTYPE if self.paired else token_dtype(self.vocab_size)
-
-    @property
-    def num_borders(self) -> int:
-        """Tokens that a document gets beside its own."""
-        return (self.bos_id is not None) + (self.eos_id is not None)
-
-
-def facts_of_tokenizer(tokenizer: Tokenizer) -> TokenFacts:
-    """What packing must know of what ``tokenizer`` made."""
-    return TokenFacts(
-        tokenizer.vocab_size,
-        tokenizer.bos_id,
-        tokenizer.eos_id,
-        tokenizer.pad_id,
-        tokenizer.bytes_of_ids(),
-        paired=not tokenizer.lossless,
-    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from loader.shards.writer import ShardWriter
 from .cut_segments import PieceRanges, SegmentColumns, split_at_gaps
 from .kernels.pack import gather_tokens
 from .pack import PackedWindow
-from .token_store import ByteSums, StoredDocuments, TokenFacts
+from .token_facts import TokenFacts
+from .token_store import ByteSums, StoredDocuments
 
 __all__ = ["MOST_BYTES", "MOST_TOKENS", "WindowSamples", "make_window", "stream_lengths"]
 

@@ -42,6 +42,7 @@ from .job import Job
 from .keys import document_keys
 from .mix import keep_prefix
 from .stages import check_unchanged
+from .token_facts import facts_of_tokenizer, write_facts
 from .tokenizer_config import LoadedModel
 
 __all__ = ["ChooseSample", "MakeTokenizer", "SampleTexts", "train_sentencepiece"]
@@ -208,6 +209,7 @@ class MakeTokenizer(PipelineStep):  # type: ignore[misc]
             if error.place is None and self.loaded is not None:
                 error.place = str(self.loaded.path)
             raise
+        write_facts(self.out, facts_of_tokenizer(tokenizer))
         if self.loaded is not None:
             check_tokenizer_speed(self.out / "tokenizer", tokenizer)
         self.stat_update("pieces", value=tokenizer.vocab_size, unit="model")

@@ -18,7 +18,8 @@ from dataprep.build import PackDocuments, PackJob, WriteShards
 from dataprep.config import PackConfig
 from dataprep.pack import PACKERS, pack_window
 from dataprep.token_checks import check_window
-from dataprep.token_store import PAIR_DTYPE, ByteSums, StoredDocuments, TokenFacts, TokenStore
+from dataprep.token_facts import PAIR_DTYPE, TokenFacts
+from dataprep.token_store import ByteSums, StoredDocuments, TokenStore
 from dataprep.token_windows import WindowSamples, make_window, stream_lengths
 from dataprep.tokenize import TOKENISED_DTYPE
 from loader.errors import ConfigError, DamageError, RefusedError

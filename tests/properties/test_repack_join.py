@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dataprep.cut_segments import GAP_DTYPE
 from dataprep.pack import PACKERS, pack_window
 from dataprep.repack_join import Joining, join_documents
-from dataprep.token_store import StoredDocuments, TokenFacts
+from dataprep.token_facts import TokenFacts
+from dataprep.token_store import StoredDocuments
 from dataprep.token_windows import WindowSamples, make_window, stream_lengths
 from dataprep.tokenize import TOKENISED_DTYPE
 from loader.shards.layout import PADDING_ROW
