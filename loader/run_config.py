@@ -8,20 +8,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from .order.exhaustion import DerivedStages
     from .order.plan import Plan
     from .order.skips import SkipList
+    from .order.start import PlanStart
     from .sources import Sources
 
 __all__ = [
     "BatchStageConfig",
     "DataConfig",
+    "ExhaustionConfig",
     "MixtureStageConfig",
     "build_plan",
     "default_stages",
     "default_weights",
+    "derived_mixture",
     "mixture_of",
     "planned_positions",
 ]
@@ -71,6 +75,33 @@ class BatchStageConfig:
 
 
 @dataclass(frozen=True)
+class ExhaustionConfig:
+    """What happens when a source was read through; without this block sources repeat without end.
+
+    Attributes:
+        policy: repeat: sources start again, but one that would pass its max_epochs is refused; stop: the plan ends
+            before the first source passes its own; renormalise: such a source leaves and the others share its weight,
+            until nobody is left.
+        max_epochs: source name to how often it may be read through; a source that is not named: any number of times
+            under repeat, else once.
+        total: position at which the plan ends at the latest; null = no such position.
+    """
+
+    policy: Literal["repeat", "stop", "renormalise"] = "repeat"
+    max_epochs: Mapping[str, float] = field(default_factory=dict)
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not all(0 < epochs < float("inf") for epochs in self.max_epochs.values()):
+            problems.append("max_epochs: must be finite and > 0")
+        if self.total is not None and not 1 <= self.total <= 1 << 36:
+            problems.append("total: must lie in 1 .. 2^36")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The ``data:`` block.
 
@@ -81,6 +112,7 @@ class DataConfig:
         slices: staggered slices a shard is cut in.
         mixture: stages of weights; none = what the Datasets were mixed for (:func:`default_stages`).
         batch: stages of the global batch.
+        exhaustion: what happens when a source was read through; null = it starts again.
     """
 
     datasets: tuple[str, ...]
@@ -89,6 +121,7 @@ class DataConfig:
     window_shards: int = 8
     slices: int = 2
     mixture: tuple[MixtureStageConfig, ...] = field(default=())
+    exhaustion: ExhaustionConfig | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -113,12 +146,44 @@ class DataConfig:
 
 
 def mixture_of(data: DataConfig, sources: Sources) -> tuple[MixtureStageConfig, ...]:
-    """The stages in force: those of the run, or else of its Datasets.
+    """The stages in force: those of the run, or else of its Datasets, as :func:`derived_mixture` makes them.
 
     Raises:
-        ConfigError: as :func:`default_stages`.
+        ConfigError, RefusedError: as :func:`derived_mixture`.
     """
-    return data.mixture or default_stages(sources)
+    stages = derived_mixture(data, sources).stages
+    return tuple(MixtureStageConfig(stage.start, stage.weights) for stage in stages)
+
+
+def derived_mixture(data: DataConfig, sources: Sources) -> DerivedStages:
+    """The stages of the run, or else of its Datasets, with what ``exhaustion`` makes of them, and where the plan ends.
+
+    Raises:
+        ConfigError: as :func:`default_stages`; a stage or ``max_epochs`` names a source that no Dataset holds.
+        RefusedError: a source would be read more often than it may; the position is named.
+    """
+    from .errors import ConfigError
+    from .order.exhaustion import DerivedStages, Exhaustion, derive_stages
+    from .order.mixture import MixtureStage
+    from .order.weights import POSITION_LIMIT
+
+    given = data.mixture or default_stages(sources)
+    for stage in given:
+        unknown = sorted(set(stage.weights) - set(sources.names))
+        if unknown:
+            raise ConfigError(
+                "TR-CONFIG-SOURCE",
+                f"no Dataset holds source {unknown[0]!r}",
+                f"data.mixture, stage at {stage.start}",
+                f"one of {', '.join(sources.names)}",
+            )
+    stages = tuple(MixtureStage(stage.start, dict(stage.weights)) for stage in given)
+    if data.exhaustion is None:
+        return DerivedStages(stages, POSITION_LIMIT, {})
+    wanted = data.exhaustion
+    total = POSITION_LIMIT if wanted.total is None else wanted.total
+    num_samples = {name: int(sources.shard_samples(name).sum()) for name in sources.names}
+    return derive_stages(stages, num_samples, Exhaustion(wanted.policy, wanted.max_epochs, total), data.seed)
 
 
 def default_stages(sources: Sources) -> tuple[MixtureStageConfig, ...]:
@@ -186,33 +251,37 @@ def _planned_epochs(accounting: Mapping[str, Any], source: str) -> float:
     return 1.0
 
 
-def build_plan(data: DataConfig, sources: Sources, skips: SkipList) -> Plan:
+def build_plan(data: DataConfig, sources: Sources, skips: SkipList, start: PlanStart | None = None) -> Plan:
     """The plan of a run over opened sources.
+
+    Args:
+        start: where it takes over from a plan over other data (``tokenreel remap``).
 
     Raises:
         ConfigError: a stage names a source that no Dataset holds, or weights that the mixture refuses; or no mixture
             is named where one must be.
+        RefusedError: a source would be read more often than ``exhaustion`` allows, or the plan ends before its first
+            step.
     """
-    from .errors import ConfigError
-    from .order.mixture import MixtureStage
+    from .errors import RefusedError
     from .order.plan import BatchStage, Plan, PlanConfig, SourceShape
 
-    stages = mixture_of(data, sources)
-    for stage in stages:
-        unknown = sorted(set(stage.weights) - set(sources.names))
-        if unknown:
-            raise ConfigError(
-                "TR-CONFIG-SOURCE",
-                f"no Dataset holds source {unknown[0]!r}",
-                f"data.mixture, stage at {stage.start}",
-                f"one of {', '.join(sources.names)}",
-            )
+    derived = derived_mixture(data, sources)
+    if derived.stop_position < data.batch[0].global_batch:
+        raise RefusedError(
+            "TR-PLAN-EMPTY",
+            f"the plan ends at position {derived.stop_position}, inside step 0",
+            "data.exhaustion",
+            f"room for a step of {data.batch[0].global_batch} samples",
+        )
     config = PlanConfig(
         sources=tuple(SourceShape(name, sources.shard_samples(name)) for name in sources.names),
         seed=data.seed,
-        stages=tuple(MixtureStage(stage.start, dict(stage.weights)) for stage in stages),
+        stages=derived.stages,
         batch=tuple(BatchStage(stage.start, stage.global_batch) for stage in data.batch),
         window_shards=data.window_shards,
         slices=data.slices,
+        start=start,
+        stop_position=derived.stop_position,
     )
     return Plan(config, skips, resolver=sources)

@@ -25,7 +25,7 @@ _DIGESTS = ("order", "datasets", "mixture", "batch", "skips")
 class Cursor:
     """Attributes:
     next_step, next_position: the step to read next, and the first position that no step before it consumed.
-    order: digest of order version, seed, window and slices.
+    order: digest of order version, seed, window and slices, and of where the plan took over from another one.
     datasets: digest over the used sources and the Datasets that hold them.
     mixture, batch: digests of the stages before.
     skips: digest of the entries stamped before, num_skips: their number.
@@ -94,12 +94,13 @@ def make_cursor(plan: Plan, dataset_digests: Mapping[str, str], *, next_step: in
 
 def _cursor_at(plan: Plan, dataset_digests: Mapping[str, str], next_step: int, position: int) -> Cursor:
     stages, config = plan.mixture.stages_before(position), plan.config
-    used = sorted({name for stage in stages for name in stage.weights})
+    start = [] if config.start is None else [config.start.to_json()]
+    used = sorted(_used(plan, position))
     by_source = {name: dataset_digests[name] for name in used}
     return Cursor(
         next_step=next_step,
         next_position=position,
-        order=digest_of([ORDER_VERSION, config.seed, config.window_shards, config.slices]),
+        order=digest_of([ORDER_VERSION, config.seed, config.window_shards, config.slices, *start]),
         datasets=digest_of(by_source),
         mixture=digest_of([stage.to_json() for stage in stages]),
         batch=digest_of(plan.schedule.stages_before(position)),
@@ -109,15 +110,33 @@ def _cursor_at(plan: Plan, dataset_digests: Mapping[str, str], next_step: int, p
     )
 
 
+def _used(plan: Plan, position: int) -> set[str]:
+    """Sources with weight in a stage that shaped a position of this plan before ``position``."""
+    first = plan.config.start.position if plan.config.start is not None else 0
+    stages = plan.mixture.stages_before(position)
+    stops = [*(stage.start for stage in stages[1:]), position][: len(stages)]
+    return {name for stage, stop in zip(stages, stops, strict=True) if stop > first for name in stage.weights}
+
+
 def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str]) -> None:
     """Make sure that ``plan`` read the same before ``cursor`` as the plan it was made with.
+
+    A plan that took over from another one accepts that one's Cursor too, at the very position where it did.
 
     Raises:
         RefusedError: it did not; what differs is named.
     """
-    position = cursor.next_position
-    used = {name for stage in plan.mixture.stages_before(position) for name in stage.weights}
-    missing = sorted(used - set(dataset_digests))
+    position, start = cursor.next_position, plan.config.start
+    if start is not None and position == start.position and digest_of(cursor.to_json()) == start.cursor:
+        return
+    if start is not None and position < start.position:
+        raise RefusedError(
+            "TR-CURSOR-REMAP",
+            f"the checkpoint stands before position {start.position}, where the run went over to other data",
+            f"cursor at step {cursor.next_step}, position {position}",
+            f"a checkpoint of step {start.step} or later",
+        )
+    missing = sorted(_used(plan, position) - set(dataset_digests))
     here = _cursor_at(plan, {**dict.fromkeys(missing, ""), **dataset_digests}, cursor.next_step, position)
     problems = {
         "order": _order_problem(plan),
@@ -127,6 +146,8 @@ def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str])
         "skips": _skip_problem(cursor, here, plan),
     }
     differing = [name for name in problems if getattr(cursor, name) != getattr(here, name)]
+    if not differing and position > plan.config.stop_position:
+        differing, problems["stop"] = ["stop"], f"here the plan ends at position {plan.config.stop_position}"
     if not differing and plan.schedule.step_from(position) != cursor.next_step:
         differing, problems["step"] = ["step"], f"position {position} does not begin step {cursor.next_step}"
     if differing:
@@ -145,6 +166,7 @@ def _refusal(first: str, problems: str, cursor: Cursor) -> RefusedError:
         ),
         "batch": RefusedError("TR-CURSOR-BATCH", f"the checkpoint has other batches: {problems}", place, expected),
         "skips": RefusedError("TR-CURSOR-SKIPS", f"the checkpoint has other skips: {problems}", place, expected),
+        "stop": RefusedError("TR-CURSOR-STOP", f"the checkpoint lies behind the end: {problems}", place, expected),
         "step": RefusedError("TR-CURSOR-STEP", f"the cursor stands inside a step: {problems}", place, expected),
     }
     return errors[first]

@@ -26,6 +26,7 @@ from .order import OrderSet, SourceOrder, source_key
 from .ranges import Ranges, union_of
 from .schedule import BatchStage, Schedule
 from .skips import DocumentResolver, SkipEntry, SkipList
+from .start import PlanStart
 from .weights import POSITION_LIMIT
 
 __all__ = ["ORDER_VERSION", "BatchStage", "MixtureStage", "Plan", "PlanConfig", "SampleRefs", "SourceShape"]
@@ -54,6 +55,8 @@ class PlanConfig:
         batch: batch sizes, the first at 0.
         window_shards: shards shuffled together.
         slices: staggered slices a shard is cut in.
+        start: where it takes over from a plan over other data; None: it begins at position 0.
+        stop_position: first position that is not planned; a step that would reach it does not exist.
     """
 
     sources: tuple[SourceShape, ...]
@@ -62,6 +65,8 @@ class PlanConfig:
     batch: tuple[BatchStage, ...]
     window_shards: int = 8
     slices: int = 2
+    start: PlanStart | None = None
+    stop_position: int = POSITION_LIMIT
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class SampleRefs:
     Attributes:
         position_N: the positions.
         source_N: index into the plan's sources.
-        rank_N: slots of that source before this one.
+        rank_N: slots of that source before this one (since the plan's start).
         epoch_N: epoch of the source.
         sample_N: source sample number, through the source's shards.
     """
@@ -167,10 +172,12 @@ class Plan:
             for source in config.sources
         )
         self._order_set = OrderSet(self.orders)
+        self._first_position = config.start.position if config.start is not None else 0
+        self._first_rank_S = self.mixture.counts_before(self._first_position)
         self._check_sources()
         self._resolver = resolver
         self._drops = self._compile_drops()
-        self.cut: Ranges = _cut_positions(self.skips.entries)
+        self.cut: Ranges = _cut_positions(self.skips.entries, config.stop_position)
         self.schedule = Schedule(config.batch, self.cut)
         self._masks = Masks(self.skips.entries, self._number)
         self._read_on = _ReadOn()
@@ -233,7 +240,7 @@ class Plan:
             regimes, all_X = [], np.empty(0, np.int64)
             for stamp in sorted(stamps):
                 all_X = np.union1d(all_X, np.concatenate(stamps[stamp]))
-                regimes.append(DropRegime(int(ranks_at[stamp][source]), all_X))
+                regimes.append(DropRegime(max(0, int(ranks_at[stamp][source] - self._first_rank_S[source])), all_X))
             drops[source] = SourceDrops(self.orders[source], regimes, self.source_names[source])
         return drops
 
@@ -252,8 +259,12 @@ class Plan:
 
         Raises:
             ValueError: a position is negative or not below 2^36.
+            ConfigError: a position lies before the plan's start.
         """
         positions_N = np.asarray(positions_N, np.int64)
+        if self._first_position and len(positions_N) and int(positions_N.min()) < self._first_position:
+            start = self._first_position
+            raise ConfigError("TR-PLAN-BEFORE", f"positions before {start} are another plan's", expected=f">= {start}")
         if len(positions_N) > _PORTION:  # arrays that stay in the processor's cache
             starts = range(0, len(positions_N), _PORTION)
             return SampleRefs.join([self._samples(positions_N[start : start + _PORTION]) for start in starts])
@@ -261,6 +272,8 @@ class Plan:
 
     def _samples(self, positions_N: _Ints) -> SampleRefs:
         source_N, rank_N = self.mixture.locate(positions_N)
+        if self._first_position:
+            rank_N = rank_N - self._first_rank_S[source_N]
         raw_N = rank_N
         if self._drops:
             raw_N = rank_N.copy()
@@ -297,6 +310,11 @@ class Plan:
             return 0
         return int(self.cut.outside_at(np.array([self.schedule.live_range(step)[1] - 1], np.int64))[0]) + 1
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the plan, counted from step 0 of the run; each reads a whole batch."""
+        return self.schedule.num_steps
+
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; None if it is cut."""
         step = int(self.schedule.steps_of(np.array([position], np.int64))[0])
@@ -321,8 +339,9 @@ class Plan:
         number = self.source_number(source) if isinstance(source, str) else int(source)
         sample_N = np.asarray(sample_N, np.int64)
         order, drops = self.orders[number], self._drops.get(number)
-        num_slots = self.mixture.rank_before(number, stop_position)
-        if not num_slots or not len(sample_N):
+        first_rank = int(self._first_rank_S[number])
+        num_slots = self.mixture.rank_before(number, stop_position) - first_rank
+        if num_slots <= 0 or not len(sample_N):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         last_raw = num_slots - 1 if drops is None else int(drops.raw_of_rank(np.array([num_slots - 1]))[0])
         num_epochs = last_raw // order.num_samples + 1
@@ -331,7 +350,7 @@ class Plan:
         raw_M = order.raw_of(epoch_M, sample_N[which_M])
         rank_M = raw_M if drops is None else drops.rank_of_raw(raw_M)
         inside_M = (rank_M >= 0) & (rank_M < num_slots)
-        position_M = self.mixture.position_of(number, rank_M[inside_M])
+        position_M = self.mixture.position_of(number, rank_M[inside_M] + first_rank)
         below_M = (position_M >= 0) & (position_M < stop_position)
         position_M, which_M = position_M[below_M], which_M[inside_M][below_M]
         by_position = np.argsort(position_M, kind="stable")
@@ -358,9 +377,11 @@ class Plan:
         return {self.source_names[source]: len(sample_X) for source, sample_X in self.dropped_samples(entry).items()}
 
 
-def _cut_positions(entries: Sequence[SkipEntry]) -> Ranges:
-    """Positions that entries of kind ``positions`` cut, each acting from its stamp on."""
-    starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+def _cut_positions(entries: Sequence[SkipEntry], stop_position: int) -> Ranges:
+    """Positions that entries of kind ``positions`` cut, each from its stamp on, and all behind the plan's end."""
+    behind = stop_position < POSITION_LIMIT
+    starts = [np.array([stop_position] if behind else [], np.int64)]
+    stops = [np.array([POSITION_LIMIT] if behind else [], np.int64)]
     for entry in entries:
         if entry.kind == "positions":
             starts.append(np.maximum(entry.ranges_R2[:, 0], entry.stamp))

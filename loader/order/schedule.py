@@ -64,6 +64,7 @@ class Schedule:
                 num_steps = -(-(stop - live) // stage.global_batch)
                 step, live = step + num_steps, live + num_steps * stage.global_batch
         self._step_R, self._live_R, self._batch_R = (np.array(row, np.int64) for row in (first_step, first_live, batch))
+        self.num_steps = first_step[-1] + (self.num_surviving - first_live[-1]) // batch[-1]
 
     def live_start(self, steps_K: _Ints) -> _Ints:
         """Surviving positions before each step >= 0."""
@@ -84,13 +85,14 @@ class Schedule:
         """The surviving positions that ``step`` reads, counted from the first surviving one.
 
         Raises:
-            ConfigError: the plan ends before: position 2^36.
+            ConfigError: the plan ends before, at position 2^36 at the latest.
         """
         if 0 <= step < POSITION_LIMIT:  # larger ones do not fit an array
             start, stop = self.live_start(np.array([step, step + 1], np.int64)).tolist()
             if stop <= self.num_surviving:
                 return start, stop
-        raise ConfigError("TR-PLAN-STEP", f"no step {step}", expected="a step >= 0 that ends before position 2^36")
+        expected = f"a step below {self.num_steps}, where the plan ends (position 2^36 at the latest)"
+        raise ConfigError("TR-PLAN-STEP", f"no step {step}", expected=expected)
 
     def steps_of(self, positions_N: _Ints) -> _Ints:
         """The step that reads each position >= 0; -1 where the position is cut."""
