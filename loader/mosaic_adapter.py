@@ -1,8 +1,11 @@
-"""Our shards read by stock mosaicml-streaming, unmodified. The only module that imports it (extra ``[mosaic]``)."""
+"""What mosaicml-streaming is used for: reading our shards with it, unmodified, and fetching from stores that it knows.
+
+The only module that imports it (extra ``[mosaic]``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,24 @@ from .run_config import default_stages
 from .shards.dataset import Dataset
 from .sources import open_sources
 
-__all__ = ["read_with_stock", "stock_setup"]
+__all__ = ["mosaic_download", "read_with_stock", "stock_setup"]
+
+
+def mosaic_download(url: str) -> Callable[[str, str, float], None] | None:
+    """``download(url of an object, path, timeout_s)`` of mosaicml-streaming for the scheme of ``url``; None if it is
+    not installed or knows no such scheme.
+
+    Each call makes a downloader of its own, so that threads share none and credentials are read again.
+    """
+    try:
+        from streaming.base.storage.download import CloudDownloader
+    except ImportError:
+        return None
+    try:
+        CloudDownloader.get(url)
+    except ValueError:
+        return None
+    return CloudDownloader.direct_download
 
 
 def read_with_stock(dataset: Path, source: str) -> Iterator[NDArray[np.unsignedinteger]]:  # type: ignore[type-arg]

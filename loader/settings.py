@@ -25,6 +25,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "Loaded",
     "StoreEnvironment",
+    "cache_folder",
     "canonical_json",
     "child_environment",
     "digest_of",
@@ -155,6 +156,24 @@ def child_environment(**extra: str) -> dict[str, str]:
         inherited = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
         environment["PYTHONPATH"] = os.pathsep.join([str(root), *(entry for entry in inherited if entry != str(root))])
     return {**environment, **extra}
+
+
+def cache_folder() -> Path:
+    """Where fetched Datasets go by default: ``$TOKENREEL_CACHE``, or ``tokenreel`` in the user's cache folder.
+
+    Raises:
+        ConfigError: there is no home folder.
+    """
+    given = os.environ.get("TOKENREEL_CACHE")
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):
+        return Path(cache) / "tokenreel"
+    try:
+        return Path.home() / ".cache" / "tokenreel"
+    except RuntimeError:
+        raise ConfigError("TR-STORE-CACHE", "no home folder to cache in", "TOKENREEL_CACHE", "a folder") from None
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from ..errors import ConfigError
 from ..settings import store_environment
 from .store_failures import FailureKind, StoreError, Transfer, redact, url_problem
 
-__all__ = ["RemoteFile", "Store", "is_url", "open_store"]
+__all__ = ["OBSTORE_SCHEMES", "RemoteFile", "Store", "is_url", "open_store"]
 
-_OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"})
+OBSTORE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"})
+"""What obstore reads."""
+
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _PASSING_STATUSES = frozenset({408, 425, 429})
 # The metadata service of clouds is asked for credentials where the environment has none.
@@ -89,7 +91,7 @@ def open_store(url: str, transfer: Transfer | None = None) -> Store:
     if problem is not None:
         raise ConfigError("TR-REMOTE-URL", problem, None, "a URL such as s3://bucket/folder")
     scheme = url.partition("://")[0]
-    kind = _ObjectStore if scheme in _OBSTORE_SCHEMES else _FileSystem
+    kind = _ObjectStore if scheme in OBSTORE_SCHEMES else _FileSystem
     return kind(url.rstrip("/"), transfer or Transfer())
 
 

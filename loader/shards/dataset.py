@@ -144,12 +144,13 @@ class Dataset:
         self._tokens.drop(row)
         return self.storage.renew(self.shard_files(row))
 
-    def rows_of(self, source: str, samples_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The shards, as ascending rows of shards.npy, that hold any of a source's samples (that exist)."""
+    def first_uses(self, source: str, samples_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The shards, as ascending rows of shards.npy, that hold any of a source's samples (that exist), and which of
+        the N is the first of each."""
         self._check_source(source)
         shard_N = np.searchsorted(self._sample_start_K[source], samples_N, "right") - 1
-        rows_K: NDArray[np.int64] = np.unique(shard_N) + self._first_row[source]
-        return rows_K
+        shard_K, first_K = np.unique(shard_N, return_index=True)
+        return shard_K.astype(np.int64) + self._first_row[source], first_K.astype(np.int64)
 
     def release(self, row: int) -> None:
         """Close a shard's token file as soon as nobody reads it; reading it again opens it again."""

@@ -35,6 +35,10 @@ class Storage(Protocol):
         """Its name in messages: the folder, or a URL."""
 
     @property
+    def is_fetched(self) -> bool:
+        """Whether shards are fetched into a cache, so that fetching them early pays."""
+
+    @property
     def mapped_bytes(self) -> int | None:
         """Most bytes of token files to keep open: they take room on the disk for as long. None: no bound."""
 
@@ -57,6 +61,7 @@ class Storage(Protocol):
 class FolderStorage:
     """A folder on this machine, read in place and never written."""
 
+    is_fetched: bool = False
     mapped_bytes: int | None = None
 
     def __init__(self, folder: Path) -> None:

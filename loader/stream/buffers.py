@@ -6,6 +6,7 @@ them: views keep the array object alive through their ``base``, and a finalizer 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import defaultdict
@@ -28,6 +29,12 @@ class BufferPool:
 
     def __init__(self, limit_bytes: int = 1 << 28) -> None:
         self._limit_bytes = limit_bytes
+        self._begin()
+        begin = weakref.WeakMethod(self._begin)
+        # A thread may hold the lock while another one forks: in the child nobody would ever give it back.
+        os.register_at_fork(after_in_child=lambda: (again := begin()) and again())
+
+    def _begin(self) -> None:
         self._kept_bytes = 0
         self._free: dict[int, list[memoryview]] = defaultdict(list)
         self._lock = threading.RLock()  # a finalizer may run while this very thread holds it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..run_config import BatchStageConfig, DataConfig, MixtureStageConfig, build_plan
 from ..sources import open_sources
-from .store import fetch_dataset
+from .store import StoreOptions, fetch_dataset
 from .stream import Stream, StreamConfig
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def open_stream(
     config: StreamConfig | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """A stream over ``datasets``, ``global_batch`` samples a step over all data ranks, continued at ``state`` if given
-    (what ``Stream.state_dict`` returned, on any number of ranks).
+    """A stream over ``datasets`` (folders or URLs), ``global_batch`` samples a step over all data ranks, continued at
+    ``state`` if given (what ``Stream.state_dict`` returned, on any number of ranks).
 
     Raises:
         ConfigError: no Dataset there, or options that do not fit.
@@ -55,7 +55,8 @@ def open_stream(
 
     order, config = order or OrderOptions(), config or StreamConfig()
     folders = [datasets] if isinstance(datasets, str | Path) else list(datasets)
-    sources = open_sources([fetch_dataset(str(folder), config.timeout_s) for folder in folders])
+    options = StoreOptions(config.cache, config.cache_bytes, config.timeout_s)
+    sources = open_sources([fetch_dataset(str(folder), options) for folder in folders])
     data = DataConfig(
         datasets=tuple(str(folder) for folder in folders),
         batch=(BatchStageConfig(0, global_batch),),

@@ -7,6 +7,7 @@ it is collected.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ __all__ = ["Note", "Prefetcher"]
 
 _Item = TypeVar("_Item")
 Note = Callable[[str], None]
-"""A producer tells what it is waiting for, so that a time-out can name it."""
+"""A producer tells what it is waiting for, so that a time-out can name it; that it tells begins the time-out anew."""
 
 
 @dataclass
@@ -35,8 +36,10 @@ class _Shared(Generic[_Item]):
     changed: threading.Condition = field(default_factory=threading.Condition)
     done: dict[int, _Item | BaseException] = field(default_factory=dict)
     doing: dict[int, str] = field(default_factory=dict)
+    heard_s: dict[int, float] = field(default_factory=dict)
     again: list[int] = field(default_factory=list)
     closed: bool = False
+    process: int = field(default_factory=os.getpid)
 
     def take(self) -> int | None:
         """The next index to compute; blocks while far enough ahead; None when closed."""
@@ -56,14 +59,18 @@ class _Shared(Generic[_Item]):
     def note(self, index: int, what: str) -> None:
         with self.changed:
             self.doing[index] = what
+            self.heard_s[index] = time.monotonic()
 
     def finish(self, index: int, outcome: _Item | BaseException) -> None:
         with self.changed:
             del self.doing[index]
+            self.heard_s.pop(index, None)
             self.done[index] = outcome
             self.changed.notify_all()
 
     def close(self) -> None:
+        if self.process != os.getpid():  # in a forked child a thread of the parent may hold the lock for ever
+            return
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -96,7 +103,8 @@ class Prefetcher(Generic[_Item]):
         """The next item. After an exception the same item is computed again at the next call.
 
         Raises:
-            JobError: it was not there within ``timeout_s``; the message names what is waited for.
+            JobError: it was not there within ``timeout_s``, nor within that time since its producer last said that it
+                gets on; the message names what is waited for.
             Exception: whatever ``produce`` raised for this very item.
         """
         shared = self._shared
@@ -110,7 +118,7 @@ class Prefetcher(Generic[_Item]):
                 shared.again.append(index)
                 shared.changed.notify_all()
             while index not in shared.done:
-                left_s = deadline - time.monotonic()
+                left_s = max(deadline, shared.heard_s.get(index, 0.0) + timeout_s) - time.monotonic()
                 if shared.closed or left_s <= 0:
                     raise self._not_there(index, timeout_s)
                 shared.changed.wait(left_s)

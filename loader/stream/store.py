@@ -1,70 +1,159 @@
 """Where a Dataset lies: a location to an opened Dataset. Every wait has a time-out that names its reason.
 
-``STORES`` maps a location's scheme to the store that answers for it. Local folders are opened where they are; even that
-can block (a network mount that is gone), so the first touch runs in a thread of its own.
+A folder, or ``file://`` folder, is opened where it is and never written; even that can block (a network mount that is
+gone), so the first touch runs in a thread of its own. The files of a Dataset at a URL are fetched into a cache folder
+as they are needed (:func:`fetch_dataset`), or read by ranges to look something up (:func:`look_into_dataset`).
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ConfigError, JobError
+from ..remote.store import OBSTORE_SCHEMES, is_url, open_store
+from ..remote.store_failures import Transfer, url_problem
+from ..settings import cache_folder
 from ..shards.dataset import Dataset, open_dataset
+from .cache_folder import CacheFolder
+from .objects import Objects, StoreObjects
+from .remote import open_cached, open_ranged
+from .waits import told
+from .whole_objects import WholeObjects
 
-__all__ = ["STORES", "fetch_dataset", "within"]
+__all__ = ["StoreOptions", "fetch_dataset", "location_problem", "look_into_dataset", "place_in", "within"]
 
 _Result = TypeVar("_Result")
+_TRANSFER = Transfer(ranges=16, attempts=6, request_timeout_s=120.0, idle_timeout_s=10.0)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How Datasets at URLs are reached; none of it changes what is read.
+
+    Attributes:
+        cache: folder for fetched files, shared by all processes of a machine, on a local disk; None: the user's own
+            (``settings.cache_folder``).
+        cache_bytes: most bytes of shards to keep there; None: what the disk has, but for a twentieth.
+        timeout_s: longest wait without progress.
+        transfer: ranges, retries, time-outs of requests.
+    """
+
+    cache: str | Path | None = None
+    cache_bytes: int | None = None
+    timeout_s: float = 60.0
+    transfer: Transfer = _TRANSFER
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0 or (self.cache_bytes is not None and self.cache_bytes < 1):
+            raise ConfigError("TR-STORE-OPTIONS", "cache_bytes and timeout_s must be positive")
+
+    def open_cache(self) -> CacheFolder:
+        """The cache folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        root = Path(self.cache) if self.cache is not None else cache_folder()
+        return CacheFolder(Path(os.path.abspath(root)) / "datasets", self.cache_bytes, self.timeout_s)
 
 
 def within(timeout_s: float, what: str, work: Callable[[], _Result]) -> _Result:
-    """The result of ``work``, or an error when it takes longer than ``timeout_s``; its own errors pass through.
+    """The result of ``work``, or an error when it takes longer than ``timeout_s`` since it last told what it waits for
+    (``waits.tell``); its own errors pass through.
 
     A call that never returns cannot be ended from outside: its thread is left behind, but keeps no process alive.
 
     Raises:
-        JobError: time ran out; ``what`` is named.
+        JobError: time ran out; ``what`` is named, and what was told last.
     """
     outcome: list[_Result] = []
     failure: list[BaseException] = []
+    heard = [(time.monotonic(), what)]
 
     def run() -> None:
         try:
-            outcome.append(work())
+            with told(lambda now: heard.append((time.monotonic(), f"{what}: {now}"))):
+                outcome.append(work())
         except BaseException as error:
             failure.append(error)
 
     thread = threading.Thread(target=run, name="tokenreel-store", daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    while thread.is_alive() and (left_s := heard[-1][0] + timeout_s - time.monotonic()) > 0:
+        thread.join(left_s)
     if failure:
         raise failure[0]
     if not outcome:
-        raise JobError("TR-STORE-TIMEOUT", f"waited {timeout_s:g} s", what, "storage that answers")
+        raise JobError("TR-STORE-TIMEOUT", f"waited {timeout_s:g} s", heard[-1][1], "storage that answers")
     return outcome[0]
 
 
-def _open_local(location: str, timeout_s: float) -> Dataset:
-    path = Path(location.removeprefix("file://"))
-    return within(timeout_s, f"opening the Dataset at {path}", lambda: open_dataset(path))
+def location_problem(location: str) -> str | None:
+    """Why ``location`` cannot be where a Dataset is; None if it can. Never repeats it: it may hold a password."""
+    return url_problem(location) if is_url(location) and not location.startswith("file://") else None
 
 
-STORES: Mapping[str, Callable[[str, float], Dataset]] = {"": _open_local, "file": _open_local}
-"""Scheme -> function (location, timeout_s) that opens a Dataset there."""
+def place_in(base: Path, location: str) -> str:
+    """A location that is relative to the folder ``base`` as one that is not; URLs stay as they are."""
+    return location if is_url(location) else os.path.normpath(base / location)
 
 
-def fetch_dataset(location: str, timeout_s: float = 60.0) -> Dataset:
-    """Open the Dataset at ``location``: a folder or ``file://`` folder.
+def fetch_dataset(location: str, options: StoreOptions | None = None) -> Dataset:
+    """Open the Dataset at ``location``: a folder, a ``file://`` folder, or a URL, whose files are then fetched into the
+    cache as they are needed.
 
     Raises:
-        ConfigError: no store for the location's scheme, or no Dataset there.
+        ConfigError: no Dataset there, nothing that knows the URL's scheme, or a cache that cannot be.
         DamageError: its manifest is damaged.
         JobError: storage did not answer in time.
     """
-    scheme = location.partition("://")[0] if "://" in location else ""
-    if scheme not in STORES:
-        known = ", ".join(f"{name}://" if name else "a folder" for name in STORES)
-        raise ConfigError("TR-STORE-SCHEME", f"no store for {scheme}://", location, known)
-    return STORES[scheme](location, timeout_s)
+    return _open(location, options or StoreOptions(), open_cached)
+
+
+def look_into_dataset(location: str, options: StoreOptions | None = None) -> Dataset:
+    """As :func:`fetch_dataset`, for questions about single samples and documents: shards are read by ranges and leave
+    nothing in the cache, where the store has ranges."""
+    return _open(location, options or StoreOptions(), open_ranged)
+
+
+def _open(location: str, options: StoreOptions, open_remote: Callable[[Objects, CacheFolder], Dataset]) -> Dataset:
+    if not is_url(location) or location.startswith("file://"):
+        path = Path(location.removeprefix("file://"))
+        return within(options.timeout_s, f"opening the Dataset at {path}", lambda: open_dataset(path))
+    problem = location_problem(location)
+    if problem is not None:
+        raise ConfigError("TR-STORE-URL", problem, None, "a URL such as s3://bucket/dataset")
+    url = location.rstrip("/")
+
+    def work() -> Dataset:
+        objects = _objects(url, options.transfer)
+        return (open_remote if objects.has_ranges else open_cached)(objects, options.open_cache())
+
+    return within(options.timeout_s, f"opening the Dataset at {url}", work)
+
+
+def _objects(url: str, transfer: Transfer) -> Objects:
+    """The objects below a URL: by obstore, else by a downloader of mosaicml-streaming, else by fsspec."""
+    scheme = url.partition("://")[0]
+    if scheme not in OBSTORE_SCHEMES:
+        from ..mosaic_adapter import mosaic_download
+
+        download = mosaic_download(url)
+        if download is not None:
+            return WholeObjects(url, download, transfer)
+    try:
+        return StoreObjects(open_store(url, transfer), transfer)
+    except ConfigError as error:
+        if error.code != "TR-REMOTE-SCHEME":
+            raise
+        raise ConfigError(
+            "TR-STORE-SCHEME", f"no store for {scheme}://: {error.message}", url,
+            "a folder, file, s3, gs, az, http, https, or what mosaicml-streaming or an fsspec file system knows",
+            "pip install 'tokenreel[mosaic]'",
+        ) from error  # fmt: skip

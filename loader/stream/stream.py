@@ -5,22 +5,29 @@ What it yields depends on plan, sources and data rank alone, never on threads, p
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConfigError
 from ..sources import Sources, open_sources
 from .batch import Batch, read_batch
 from .prefetch import Note, Prefetcher
+from .waits import tell, told
 
 if TYPE_CHECKING:
     from ..order.cursor import Cursor
     from ..order.plan import Plan
     from ..shards.dataset import Dataset
+    from .ahead import FetchAhead
 
 __all__ = ["Stream", "StreamConfig"]
+
+_LOG = logging.getLogger("tokenreel.stream")
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,8 @@ class StreamConfig:
         data_rank, num_data_ranks: this rank and their number; ranks of one tensor, context or pipeline group share one.
         threads: that read ahead.
         prefetch_steps: batches read ahead at most.
-        timeout_s: longest wait for one batch.
+        timeout_s: longest wait for a batch during which its storage gets no further.
+        cache, cache_bytes: for ``open_stream`` of Datasets at URLs; see ``store.StoreOptions``.
     """
 
     data_rank: int = 0
@@ -39,6 +47,8 @@ class StreamConfig:
     threads: int = 2
     prefetch_steps: int = 4
     timeout_s: float = 60.0
+    cache: str | Path | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.data_rank < self.num_data_ranks:
@@ -48,10 +58,15 @@ class StreamConfig:
 
 
 class Stream(Iterator[Batch]):
-    """Endless iterator over the batches of one data rank; a context manager.
+    """Iterator over the batches of one data rank, without end unless the plan has one; a context manager.
 
     Threads start with the first batch and end with :meth:`close`. An error is raised at the very step it belongs to and
     the stream stays there: the next call reads the step again, so a repaired file heals it.
+
+    The first batch, and the first one after each resume, is told in one line of the log ``tokenreel.stream``: step and
+    digest, to be compared with the run that it goes on from.
+
+    Threads do not cross a fork: a stream that was read before is refused in the child, one that was not works there.
     """
 
     def __init__(
@@ -71,7 +86,10 @@ class Stream(Iterator[Batch]):
         self.config = config or StreamConfig()
         self._next_step = 0
         self._prefetcher: Prefetcher[Batch] | None = None
+        self._ahead: FetchAhead | None = None
         self._closed = False
+        self._told = False
+        self._reader = 0  # the process that reads it, once one does
         if cursor is not None:
             self._seek(cursor)
 
@@ -81,24 +99,51 @@ class Stream(Iterator[Batch]):
         return self._next_step
 
     def __next__(self) -> Batch:
-        """The next batch.
+        """The next batch; StopIteration where the plan ends: whole batches only.
 
         Raises:
             DamageError: its samples are damaged; file and sample are named.
             JobError: it did not arrive in time; what is waited for is named.
-            ConfigError: the stream is closed.
+            ConfigError: the stream is closed, or was read by the process that this one was forked from.
         """
+        if self._closed:
+            raise ConfigError("TR-STREAM-CLOSED", "the stream is closed", f"step {self._next_step}", "an open stream")
+        if self._reader not in (0, os.getpid()):
+            self._refuse_process("TR-STREAM-FORKED", f"process {self._reader} reads this stream, with its threads")
+        if self._next_step >= self.plan.num_steps:
+            raise StopIteration
         if self._prefetcher is None:
-            if self._closed:
-                raise ConfigError(
-                    "TR-STREAM-CLOSED", "the stream is closed", f"step {self._next_step}", "an open stream"
-                )
-            config = self.config
-            produce = _Producer(self.plan, self.sources, config.data_rank, config.num_data_ranks)
-            self._prefetcher = Prefetcher(produce, self._next_step, config.prefetch_steps, config.threads)
+            self._reader = os.getpid()
+            self._prefetcher = self._start()
         batch = self._prefetcher.get(self.config.timeout_s)
         self._next_step = batch.step + 1
+        if not self._told:
+            self._tell(batch)
+        if self._ahead is not None:
+            self._ahead.advance(self._next_step)
         return batch
+
+    def _start(self) -> Prefetcher[Batch]:
+        config, ranks = self.config, (self.config.data_rank, self.config.num_data_ranks)
+        if any(dataset.storage.is_fetched for dataset in self.sources.datasets):
+            from .ahead import FetchAhead
+
+            self._ahead = FetchAhead(self.plan, self.sources, ranks, self._next_step)
+        produce = _Producer(self.plan, self.sources, *ranks)
+        return Prefetcher(produce, self._next_step, config.prefetch_steps, config.threads)
+
+    def _tell(self, batch: Batch) -> None:
+        self._told = True
+        rank, ranks = self.config.data_rank, self.config.num_data_ranks
+        _LOG.info("first batch: step %d, digest %016x, data rank %d of %d", batch.step, batch.token_digest, rank, ranks)
+
+    def _refuse_process(self, code: str, message: str) -> NoReturn:
+        place, expected = f"step {self._next_step}", "a stream opened in the process that reads it"
+        raise ConfigError(code, message, place, expected, "open_stream(..., state=stream.state_dict())")
+
+    def __reduce__(self) -> NoReturn:
+        """A stream does not travel to other processes; its state does."""
+        self._refuse_process("TR-STREAM-PICKLED", "a stream cannot be sent to another process")
 
     def cursor(self) -> Cursor:
         """Where the stream stands: what was handed out, not what was prefetched. Equal on every rank."""
@@ -126,10 +171,15 @@ class Stream(Iterator[Batch]):
         from ..order.cursor import check_cursor
 
         check_cursor(cursor, self.plan, self.sources.digest_by_source)
-        self._next_step = cursor.next_step
+        self._next_step, self._told = cursor.next_step, False
 
     def _stop(self) -> None:
         prefetcher, self._prefetcher = self._prefetcher, None
+        ahead, self._ahead = self._ahead, None
+        if self._reader not in (0, os.getpid()):
+            return  # a forked child has neither the threads nor a claim on their locks
+        if ahead is not None:
+            ahead.close()
         if prefetcher is not None:
             prefetcher.close(self.config.timeout_s)
 
@@ -161,5 +211,6 @@ class _Producer:
     num_data_ranks: int
 
     def __call__(self, step: int, note: Note) -> Batch:
-        note(f"reading samples of step {step} from {self.sources.place}")
-        return read_batch(self.plan, self.sources, step, self.data_rank, self.num_data_ranks)
+        with told(note):
+            tell(f"reading samples of step {step} from {self.sources.place}")
+            return read_batch(self.plan, self.sources, step, self.data_rank, self.num_data_ranks)

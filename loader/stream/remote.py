@@ -1,0 +1,318 @@
+"""Datasets at URLs: fetched file by file into a cache folder to train on, or read by ranges to look something up.
+
+Either way nothing is used that the manifest does not vouch for: whole files by size and xxh3-128, samples by theirs.
+
+Shape letters: N samples of a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DamageError
+from ..shards.access import read_verified
+from ..shards.dataset import Dataset, read_dataset
+from ..shards.layout import docs_size, mds_header_size, segments_size, token_dtype
+from ..shards.manifest import MAX_MANIFEST_BYTES, FileRecord, Manifest, parse_manifest
+from ..shards.reader import ShardFiles, TokenFile, TokenReader, read_documents, read_hashes, read_segments
+from ..shards.storage import Tables
+from .cache_folder import CacheFolder, Wanted
+from .objects import Objects
+from .waits import tell
+
+__all__ = ["CachedStorage", "RangedStorage", "RangedTokens", "open_cached", "open_ranged", "read_remote_manifest"]
+
+_R = TypeVar("_R")
+_ATTEMPTS = 4
+_RANGE_BYTES = 8 << 20
+_REQUESTS = 16
+
+
+def read_remote_manifest(objects: Objects) -> Manifest:
+    """manifest.json at a URL, in memory.
+
+    Raises:
+        ConfigError: there is none. DamageError: it is damaged. JobError: it cannot be fetched.
+    """
+    place = f"{objects.url}/manifest.json"
+    tell(f"fetching {place}")
+    try:
+        size_bytes = objects.size("manifest.json")
+    except DamageError:
+        raise ConfigError("TR-DATASET-NONE", "no Dataset here", objects.url, "a URL with a manifest.json") from None
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise DamageError("TR-FILE-SIZE", f"a manifest of {size_bytes:,} bytes", place)
+    return parse_manifest(objects.read("manifest.json", 0, size_bytes) if size_bytes else b"", place)
+
+
+def open_cached(objects: Objects, cache: CacheFolder) -> Dataset:
+    """A Dataset whose files are fetched into ``cache`` as they are needed.
+
+    Raises:
+        ConfigError: there is none, or the cache cannot hold a single shard. DamageError: manifest or shard table.
+        JobError: the store fails.
+    """
+    manifest = read_remote_manifest(objects)
+    storage = CachedStorage(objects, cache, manifest.digest)
+    dataset = read_dataset(storage, manifest)
+    largest = max((storage.shard_bytes(dataset.shard_files(row)) for row in _largest(dataset)), default=0)
+    limit = cache.limit_bytes()
+    if limit < largest:
+        raise ConfigError(
+            "TR-STORE-CACHE-SMALL",
+            f"a cache of {limit:,} bytes cannot hold one shard",
+            str(cache.root),
+            f"at least {largest:,} bytes; a few dozen shards of each source to read each only once an epoch",
+        )
+    return dataset
+
+
+def _largest(dataset: Dataset) -> Iterable[int]:
+    """The shards that may be the largest with all their files."""
+    rows_R = dataset.shards_R
+    names = ("size_bytes", "num_segments", "num_documents")
+    return {int(np.argmax(rows_R[name])) for name in names} if len(rows_R) else ()
+
+
+def open_ranged(objects: Objects, cache: CacheFolder) -> Dataset:
+    """A Dataset to look things up in: samples and tables are read by ranges and leave nothing behind. Only what must
+    lie on a disk goes to ``cache``: documents.npy and the tokenizer, when they are asked for.
+
+    Raises:
+        As :func:`open_cached`, but no shard need fit.
+    """
+    manifest = read_remote_manifest(objects)
+    cached = CachedStorage(objects, cache, manifest.digest)
+    return read_dataset(RangedStorage(objects, cached), manifest)
+
+
+class CachedStorage:
+    """The files of one Dataset in a cache folder, each fetched when it is first needed."""
+
+    is_fetched: bool = True
+
+    def __init__(self, objects: Objects, cache: CacheFolder, digest: str) -> None:
+        self._objects = objects
+        self.cache = cache
+        self._digest = digest
+        cache.claim(digest)
+
+    @property
+    def folder(self) -> Path:
+        """The Dataset's folder in the cache."""
+        return self.cache.root / self._digest
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self._objects.url
+
+    @property
+    def mapped_bytes(self) -> int | None:
+        """The cache's limit: what is evicted stays on the disk while it is mapped."""
+        return self.cache.given_limit_bytes
+
+    def local(self, name: str, record: FileRecord) -> Path:
+        """The file in the cache, there and verified."""
+        wanted = self._wanted(name, record)
+        return self._ensure(wanted)
+
+    def read(self, name: str, record: FileRecord) -> bytes:
+        """The whole file, through the cache."""
+        wanted = self._wanted(name, record)
+        path = self.cache.root / wanted.name
+        return self._opened([wanted], lambda: read_verified(path, record.size_bytes, record.xxh3_128))
+
+    def tokens(self, files: ShardFiles) -> TokenReader:
+        """The mapped token file, through the cache."""
+        return self._opened(self.wanted(files, documents=False), lambda: TokenFile(files))
+
+    def tables(self, files: ShardFiles) -> Tables:
+        """Both tables, through the cache."""
+        wanted = self.wanted(files, tokens=False)
+        return self._opened(wanted, lambda: (read_segments(files), read_documents(files)))
+
+    def renew(self, files: ShardFiles) -> bool:
+        """True: the shard's files are verified again at the next opening, and fetched again where they are damaged."""
+        for wanted in self.wanted(files):
+            self.cache.forget(wanted.name)
+        return True
+
+    def wanted(self, files: ShardFiles, tokens: bool = True, documents: bool = True) -> list[Wanted]:
+        """The files of a shard, with what the manifest says of them."""
+        found = [(files.segments, segments_size(files.num_samples, files.num_segments), files.segments_hash)]
+        if tokens:
+            found.append((files.mds, files.size_bytes, files.mds_hash))
+        if documents:
+            found.append((files.docs, docs_size(files.num_documents), files.docs_hash))
+        return [self._wanted(f"{p.parent.name}/{p.name}", FileRecord(size, digest)) for p, size, digest in found]
+
+    def shard_bytes(self, files: ShardFiles) -> int:
+        """Bytes of all files of a shard."""
+        return sum(wanted.size_bytes for wanted in self.wanted(files))
+
+    def prefetch(self, files: ShardFiles) -> None:
+        """Make a shard's files be there; raises as reading them would."""
+        for wanted in self.wanted(files):
+            if not self.cache.has(wanted):
+                self._ensure(wanted)
+
+    def keep(self, files: ShardFiles) -> None:
+        """The shard is needed in the next steps: nobody evicts it while anything else can go."""
+        self.cache.lease.keep(wanted.name for wanted in self.wanted(files))
+
+    def let_go(self, files: ShardFiles) -> None:
+        """End one :meth:`keep`."""
+        self.cache.lease.let_go(wanted.name for wanted in self.wanted(files))
+
+    def _wanted(self, name: str, record: FileRecord) -> Wanted:
+        place = f"{self._objects.url}/{name}"
+        return Wanted(f"{self._digest}/{name}", record.size_bytes, record.xxh3_128, place)
+
+    def _ensure(self, wanted: Wanted) -> Path:
+        name = wanted.name.partition("/")[2]
+        return self.cache.ensure(wanted, lambda target, advance: self._objects.fetch(name, target, advance))
+
+    def _opened(self, needed: list[Wanted], open_files: Callable[[], _R]) -> _R:
+        """What ``open_files`` makes of files that are there. Where one was evicted, or spoilt since it was verified,
+        before it could be opened, it is fetched again."""
+        with self.cache.lease.pin(wanted.name for wanted in needed):
+            for left in reversed(range(_ATTEMPTS)):
+                for wanted in needed:
+                    self._ensure(wanted)
+                try:
+                    return open_files()
+                except DamageError:
+                    if not left:
+                        raise
+                for wanted in needed:
+                    self.cache.forget(wanted.name)
+        raise AssertionError("some attempt is the last")
+
+
+class RangedStorage:
+    """A Dataset read by ranges; ``cached`` takes what must lie on a disk."""
+
+    is_fetched: bool = False
+    mapped_bytes: int | None = None
+
+    def __init__(self, objects: Objects, cached: CachedStorage) -> None:
+        self._objects = objects
+        self._cached = cached
+
+    @property
+    def folder(self) -> Path:
+        """The Dataset's folder in the cache, which may be empty."""
+        return self._cached.folder
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self._objects.url
+
+    def local(self, name: str, record: FileRecord) -> Path:
+        """The file in the cache."""
+        return self._cached.local(name, record)
+
+    def read(self, name: str, record: FileRecord) -> bytes:
+        """The whole file, verified, in memory."""
+        return _read_object(self._objects, name, record)
+
+    def tokens(self, files: ShardFiles) -> TokenReader:
+        """The samples, by ranges."""
+        return RangedTokens(self._objects, files, self._read_path)
+
+    def tables(self, files: ShardFiles) -> Tables:
+        """Both tables, whole."""
+        return read_segments(files, self._read_path), read_documents(files, self._read_path)
+
+    def renew(self, files: ShardFiles) -> bool:
+        """True: nothing is kept, so the next reading asks the store again."""
+        return True
+
+    def _read_path(self, path: Path, size_bytes: int, xxh3_128: str) -> bytes:
+        return self.read(path.relative_to(self.folder).as_posix(), FileRecord(size_bytes, xxh3_128))
+
+
+def _read_object(objects: Objects, name: str, record: FileRecord) -> bytes:
+    """An object, compared with its size before a byte of it is read, and with its hash.
+
+    Raises:
+        DamageError: it is another one. JobError: it cannot be fetched.
+    """
+    place = f"{objects.url}/{name}"
+    tell(f"reading {place}")
+    _check_size(objects, name, record.size_bytes)
+    starts = range(0, record.size_bytes, _RANGE_BYTES)
+    data = b"".join(objects.read(name, start, min(start + _RANGE_BYTES, record.size_bytes)) for start in starts)
+    actual = xxhash.xxh3_128_hexdigest(data)
+    if actual != record.xxh3_128:
+        raise DamageError("TR-FILE-HASH", f"the object's bytes have xxh3-128 {actual}", place, record.xxh3_128)
+    return data
+
+
+def _check_size(objects: Objects, name: str, expected: int) -> None:
+    found = objects.size(name)
+    if found != expected:
+        message = f"the object has {found:,} bytes"
+        raise DamageError("TR-FILE-SIZE", message, f"{objects.url}/{name}", f"{expected:,} bytes")
+
+
+class RangedTokens:
+    """The samples of a shard at a URL: neighbours in one range, several ranges at once."""
+
+    def __init__(self, objects: Objects, files: ShardFiles, read: Callable[[Path, int, str], bytes]) -> None:
+        """Read the shard's segment table, which has the samples' hashes.
+
+        Raises:
+            DamageError: it is damaged. JobError: it cannot be fetched.
+        """
+        self._objects = objects
+        self._name = f"{files.folder.name}/{files.mds.name}"
+        self._hashes_N: NDArray[np.uint64] = read_hashes(files, read)
+        self._start = mds_header_size(files.num_samples, files.seq_len, files.vocab_size)
+        self._sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
+        _check_size(objects, self._name, files.size_bytes)
+
+    @property
+    def place(self) -> str:
+        """The token file's URL."""
+        return f"{self._objects.url}/{self._name}"
+
+    def copy(self, samples: list[int], target: memoryview, rows: list[int]) -> list[int]:
+        """See :meth:`shards.reader.TokenFile.copy`."""
+        rows_of: dict[int, list[int]] = {}
+        for sample, row in zip(samples, rows, strict=True):
+            rows_of.setdefault(sample, []).append(row)
+        size, damaged = self._sample_bytes, set[int]()
+        runs = list(_runs(sorted(rows_of), max(1, _RANGE_BYTES // size)))
+        tell(f"reading {len(rows_of)} samples of {self.place}")
+        with ThreadPoolExecutor(min(_REQUESTS, max(1, len(runs))), "tokenreel-samples") as pool:
+            for (first, stop), data in zip(runs, pool.map(lambda run: self._range(*run), runs), strict=True):
+                for sample in range(first, stop):
+                    piece = data[(sample - first) * size : (sample - first + 1) * size]
+                    if xxhash.xxh3_64_intdigest(piece) != int(self._hashes_N[sample]):
+                        damaged.add(sample)
+                    for row in rows_of[sample]:
+                        target[row * size : (row + 1) * size] = piece
+        return [sample for sample in samples if sample in damaged]
+
+    def _range(self, first: int, stop: int) -> bytes:
+        size = self._sample_bytes
+        return self._objects.read(self._name, self._start + first * size, self._start + stop * size)
+
+
+def _runs(samples: list[int], most: int) -> Iterable[tuple[int, int]]:
+    """Half-open ranges of at most ``most`` consecutive ones of ascending, distinct numbers."""
+    start = 0
+    for index in range(1, len(samples) + 1):
+        if index == len(samples) or samples[index] != samples[index - 1] + 1 or index - start >= most:
+            yield samples[start], samples[index - 1] + 1
+            start = index

@@ -1,0 +1,56 @@
+"""Datasets in a real object store, for tests of fetching: upload, quick options, what a stream of one gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.object_store import FaultProxy, S3Server
+
+from loader.remote.store_failures import Transfer
+from loader.run_config import BatchStageConfig, DataConfig, build_plan
+from loader.sources import open_sources
+from loader.stream.store import StoreOptions, fetch_dataset
+from loader.stream.stream import Stream, StreamConfig
+
+__all__ = ["QUICK", "cached_files", "digests", "open_remote", "through", "upload"]
+
+QUICK = Transfer(range_bytes=64 << 10, ranges=4, attempts=5, backoff_s=0.01, request_timeout_s=2, idle_timeout_s=0.5)
+
+
+def upload(server: S3Server, bucket: str, folder: Path, prefix: str = "data") -> str:
+    """Put every file below ``folder`` under its own name; the Dataset's URL."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    server.put(bucket, {f"{prefix}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in files})
+    return f"s3://{bucket}/{prefix}"
+
+
+def through(proxy: FaultProxy, server: S3Server, patch: Any) -> None:
+    """Point this process's clients at the proxy; ``patch`` is pytest's monkeypatch."""
+    for name, value in server.environment(proxy.endpoint).items():
+        patch.setenv(name, value)
+
+
+def open_remote(
+    url: str, cache: Path, batch: int = 6, config: StreamConfig | None = None, **options: Any
+) -> Stream:
+    """A stream over the Dataset at ``url``, cached in ``cache``; ``options`` of StoreOptions."""
+    options = {"timeout_s": 10.0, "transfer": QUICK, **options}
+    sources = open_sources([fetch_dataset(url, StoreOptions(cache, **options))])
+    data = DataConfig((url,), (BatchStageConfig(0, batch),), window_shards=2)
+    from loader.order.skips import SkipList
+
+    return Stream(build_plan(data, sources, SkipList(())), sources, config or StreamConfig(timeout_s=10.0))
+
+
+def digests(stream: Stream, steps: int) -> list[int]:
+    """Token digests of the next steps."""
+    return [next(stream).token_digest for _ in range(steps)]
+
+
+def cached_files(cache: Path) -> Iterator[Path]:
+    """Shard files in a cache folder."""
+    for name, _, files in os.walk(cache):
+        yield from (Path(name) / file for file in files if file.endswith((".mds", ".segments", ".docs")))
