@@ -15,7 +15,7 @@ def _compressible(*suffixes: str) -> tuple[str, ...]:
 
 
 def _compressed(*suffixes: str) -> tuple[str, ...]:
-    return tuple(f"**/*{suffix}{codec}" for suffix in suffixes for codec in (".zst", ".gz", ".bz2", ".xz"))
+    return tuple(f"**/*{suffix}{codec}" for suffix in suffixes for codec in (".zst", ".zstd", ".gz", ".bz2", ".xz"))
 
 
 DEFAULT_PATTERNS: Mapping[str, tuple[str, ...]] = {

@@ -22,7 +22,7 @@ from .columns import ColumnReader
 from .decompress import BombGuard, ByteStream
 from .parquet import damage, missing
 
-__all__ = ["Expansion", "read_arrow"]
+__all__ = ["Expansion", "is_damage", "read_arrow"]
 
 _JUDGED_FROM = 64 << 20
 _MOST_BATCH_BYTES = 4 << 30
@@ -42,7 +42,7 @@ def read_arrow(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterato
     except FileNotFoundError as error:
         raise missing(path, error) from error
     except Exception as error:
-        if not _is_damage(error):
+        if not is_damage(error):
             raise
         raise damage(path, "its schema", error) from error
     if names.count(request.text_field) != 1:
@@ -67,7 +67,8 @@ def read_arrow(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterato
     )
 
 
-def _is_damage(error: Exception) -> bool:
+def is_damage(error: Exception) -> bool:
+    """Whether an error says that the file is not what its format says (or that it cannot be read)."""
     # pyarrow gives a SystemError where a broken dictionary has no length
     return is_decoder_error(error) or isinstance(error, ValueError | LookupError | SystemError | pa.ArrowException)
 
@@ -89,7 +90,7 @@ def _read_batches(path: Path, source: ArrowSource, reader: ColumnReader) -> Iter
             number += 1
         source.finish()
     except Exception as error:
-        if not _is_damage(error):
+        if not is_damage(error):
             raise
         raise damage(path, f"record batch {number}, {reader.last_good}", error) from error
 

@@ -3,25 +3,34 @@
 pyarrow's codecs raise on every truncated frame (``zstandard.stream_reader`` does not: it ends as if all were well), and
 so does isal's gzip, at 2.5 times the speed of pyarrow's. Concatenated frames and members are read on.
 A file cut exactly between two frames looks whole to every decoder: sizes and hashes recorded at the first read are what
-shows it later.
+shows it later. A file of no bytes is cut as well: no compressor writes one.
 """
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import xxhash
 
-from loader.errors import ConfigError, DamageError
+from loader.errors import ConfigError, DamageError, JobError
 from loader.text.decompress import COMPRESSIONS, is_decoder_error, open_decompressed
 
 from .base import ReadOptions
+from .first_bytes import check_first_bytes
 
-__all__ = ["COMPRESSIONS", "BombGuard", "ByteStream"]
+__all__ = ["COMPRESSIONS", "BombGuard", "ByteStream", "unreadable"]
 
 _JUDGED_FROM = 64 << 20
+_WINDOW_WORDS = "requires too much memory"
+
+
+def unreadable(path: Path, error: OSError) -> JobError:
+    """The error for a file that the system does not give: says nothing about what is in it."""
+    message = f"cannot read an input file: {error.strerror or error}"
+    return JobError("TR-INPUT-UNREADABLE", message, str(path), "a file that can be read", "the same command again")
 
 
 class BombGuard:
@@ -66,16 +75,25 @@ class ByteStream:
         """Open ``path``; ``options`` limits what may come out of it.
 
         Raises:
-            ConfigError: there is no such file, or it cannot be read.
+            ConfigError: there is no such file, or it cannot be opened; ``TR-INPUT-FORMAT``: it is something else than
+                its suffix says.
+            JobError: ``TR-INPUT-UNREADABLE``: the system does not give it.
         """
         self.path = path
         self.position = 0
         self.failure: str | None = None
         self._digest = xxhash.xxh3_128()
         try:
+            size_bytes = path.stat().st_size
+            if size_bytes:
+                check_first_bytes(path)
+            elif path.suffix.lower() in COMPRESSIONS:
+                self.failure = "the file is empty, which no compressed file is"
             self._stream = open_decompressed(path)
-            self._guard = BombGuard(path, path.stat().st_size, options or ReadOptions())
+            self._guard = BombGuard(path, size_bytes, options or ReadOptions())
         except OSError as error:
+            if error.errno == errno.EIO:
+                raise unreadable(path, error) from error
             raise ConfigError(
                 "TR-INPUT-MISSING",
                 f"the input cannot be opened: {error.strerror or error}",
@@ -105,12 +123,15 @@ class ByteStream:
 
         Raises:
             DamageError: ``TR-INPUT-BOMB``.
+            JobError: ``TR-INPUT-UNREADABLE``.
         """
         if self.failure is not None:
             return 0
         try:
             count = int(self._stream.readinto(view) or 0)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:  # decoders give none
+                raise unreadable(self.path, error) from error
             if not is_decoder_error(error):
                 raise
             self.failure = str(error) or type(error).__name__
@@ -157,6 +178,14 @@ class ByteStream:
 
     def damage(self, last_good: str) -> DamageError:
         """The error to raise for ``failure``; ``last_good`` names the last whole record."""
+        if _WINDOW_WORDS in (self.failure or ""):
+            return DamageError(
+                "TR-INPUT-DAMAGED",
+                f"the zstd frame needs a window of more than 128 MiB to decode, which is refused: {self.failure}",
+                f"{self.path}, {last_good}",
+                "windows of 128 MiB at most (zstd --long=27)",
+                f"zstd -d --long=31 -c {self.path} | zstd -o COPY.zst",
+            )
         return DamageError(
             "TR-INPUT-TRUNCATED",
             f"the compressed stream is cut short or corrupt after {self.position} bytes: {self.failure}",

@@ -37,7 +37,7 @@ from loader.text.parquet_records import (
 )
 
 from ..documents import RejectReason
-from .arrow import Expansion, read_arrow
+from .arrow import Expansion, is_damage, read_arrow
 from .base import RawBatch, ReadRequest, RejectSink
 from .collect import Collector
 from .columns import json_of
@@ -191,7 +191,9 @@ def _shape(path: Path, kind: str, request: ReadRequest) -> _Shape:
             return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, fewest, largest)
     except FileNotFoundError as error:
         raise missing(path, error) from error
-    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
+    except Exception as error:
+        if not is_damage(error):
+            raise
         raise damage(path, "its footer" if kind == "parquet" else "its schema", error) from error
 
 
@@ -226,7 +228,9 @@ def _arrow_shape(path: Path, request: ReadRequest) -> _Shape:
             sizes[-1] = max(sizes[-1], batch.nbytes)
             sizes.append(0)
         source.finish()
-    except (OSError, ValueError, LookupError, pa.ArrowException):
+    except Exception as error:
+        if not is_damage(error):
+            raise
         is_cut = True
     finally:
         source.close()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..documents import RejectReason
 from .base import LONGEST_EXTRA, REJECT_DTYPE, FileSummary, RawBatch, ReadRequest, RejectSink
+from .collect import is_wanted
 from .decompress import ByteStream
 from .scanner import PADDING_BYTES, STATE, ScanInput, ScanOutput, scan_lines, scratch_size
 
@@ -169,7 +170,7 @@ def _read_lines(stream: ByteStream, request: ReadRequest, rejects: RejectSink) -
     last_good = "no whole record"
     while (stop := lines.next_lines()) != 0:
         if stop < 0:
-            if request.keep_R is None:
+            if is_wanted(request.keep_R, int(sink.state[STATE.RECORD])):
                 rejects.add_one(int(sink.state[STATE.RECORD]), lines.base, RejectReason.TOO_LONG)
             sink.state[STATE.RECORD] += 1
             lines.pass_line()

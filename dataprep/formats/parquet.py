@@ -13,12 +13,13 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import xxhash
 
-from loader.errors import ConfigError, DamageError
+from loader.errors import ConfigError, DamageError, TokenreelError
 from loader.text.parquet_records import column_chunks, column_error, group_rows, is_text_type, open_parquet, read_group
 
 from .base import FileSummary, RawBatch, ReadRequest, RejectSink
 from .columns import ColumnReader
-from .decompress import BombGuard
+from .decompress import BombGuard, unreadable
+from .first_bytes import first_bytes_kind
 
 __all__ = ["damage", "missing", "read_parquet"]
 
@@ -33,11 +34,16 @@ def missing(path: Path, error: OSError) -> ConfigError:
     )
 
 
-def damage(path: Path, where: str, error: object) -> DamageError:
-    """The error for a file that is not what its format says; ``where`` inside it."""
+def damage(path: Path, where: str, error: object) -> TokenreelError:
+    """The error for a file that is not what its format says, ``where`` inside it; another one if the system did not
+    give the file."""
+    if isinstance(error, OSError) and error.errno is not None:  # formats give none
+        return unreadable(path, error)
+    kind = first_bytes_kind(path)
+    begins = f" (the file begins like {kind})" if kind is not None else ""
     return DamageError(
         "TR-INPUT-DAMAGED",
-        f"the file is cut short or corrupt: {' '.join(str(error).split())[:500]}",
+        f"the file is cut short or corrupt: {' '.join(str(error).split())[:500]}{begins}",
         f"{path}, {where}",
         "whole data, to the checksum",
         "fetch the file again",

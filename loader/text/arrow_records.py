@@ -27,6 +27,7 @@ _MAGIC = b"ARROW1"
 _HEAD_BYTES = 8
 _CHUNK_BYTES = 1 << 22
 _TAIL_BYTES = 16
+_MOST_BATCH_BYTES = 4 << 30
 
 
 class ArrowSource:
@@ -91,6 +92,8 @@ class ArrowSource:
 
     def _take(self, size_bytes: int) -> Any:
         if self._stream is not None:
+            if size_bytes > _MOST_BATCH_BYTES:
+                raise ValueError(f"a message of {size_bytes} bytes in a compressed file")
             data: Any = read_exactly(self._stream, size_bytes)
         else:
             data = self._view[self._place : self._place + size_bytes]
@@ -146,12 +149,18 @@ def valid_column(column: pa.Array) -> pa.Array:
     return column
 
 
+def _check_expansion(in_bytes: int, out_bytes: int) -> None:
+    """Refuse what no build has read, before pyarrow allocates what the file says."""
+    if out_bytes > _MOST_BATCH_BYTES:
+        raise ValueError(f"a record batch of {in_bytes} bytes unpacks to {out_bytes}")
+
+
 def read_arrow_again(path: Path, places: Sequence[RecordPlace], text_field: str) -> Iterator[str]:
     """Texts of rows at ascending ``places``; a place's start is its record batch."""
     names = open_schema(path).names
     if names.count(text_field) != 1:
         raise column_error(path, text_field, names)
-    source = ArrowSource(path, [names.index(text_field)])
+    source = ArrowSource(path, [names.index(text_field)], check=_check_expansion)
     number, first, column = -1, 0, None
     try:
         for place in places:

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DamageError
+from ..errors import ConfigError, DamageError, JobError
 from .arrow_records import read_arrow_again
 from .decompress import COMPRESSIONS, is_decoder_error, open_decompressed
 from .huggingface_records import read_huggingface_again
@@ -37,6 +37,8 @@ __all__ = [
 
 _BOM = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 22
+_MOST_AT_ONCE = 1 << 28
+_LONGEST = 1 << 30  # ingest.line_limit_bytes ends there
 
 
 def document_ids(source: str, relative_path: str, record_N: NDArray[np.integer[Any]], salt: int) -> NDArray[np.uint64]:
@@ -98,12 +100,15 @@ class _Lines:
         self._advance(start)
         begin = unseen = start - self._offset
         while (end := self._buffer.find(b"\n", unseen)) < 0:
-            chunk = self._stream.read(_SKIP_BYTES)
+            # A long line is read in ever larger pieces, so that copying it costs no more than reading it.
+            chunk = self._stream.read(max(_SKIP_BYTES, min(len(self._buffer) - begin, _MOST_AT_ONCE)))
             if not chunk:
                 end = len(self._buffer)
                 break
             # The buffer is copied when it is filled, never for a line: thousands of lines may share it.
             unseen = len(self._buffer) - begin
+            if unseen > _LONGEST:
+                raise ValueError(f"no line end within {_LONGEST} bytes")
             self._buffer, self._offset, begin = self._buffer[begin:] + chunk, start, 0
         return self._buffer[begin:end]
 
@@ -149,6 +154,7 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
     Raises:
         ConfigError: the file is not there, or the format has no reader.
         DamageError: the file is not the one that was built: cut short, broken frame, or no record at that place.
+        JobError: the system does not give the file.
     """
     reader = TEXT_READERS.get(format_name)
     if reader is None:
@@ -161,6 +167,9 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
             "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
         ) from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # decoders give none
+            message = f"cannot read an input file: {error.strerror or error}"
+            raise JobError("TR-INPUT-UNREADABLE", message, str(path), "a file that can be read") from error
         if not (is_decoder_error(error) or isinstance(error, ValueError | IndexError | KeyError | SystemError)):
             raise
         raise DamageError(

@@ -93,7 +93,7 @@ def _next_record(iterator: Any) -> Any:
     """warcio's next record, None at the end."""
     try:
         record = next(iterator, None)
-    except TokenreelError:
+    except (TokenreelError, OSError):
         raise
     except Exception as error:  # warcio raises whatever its parser meets
         raise ValueError(f"no WARC record: {str(error)[:200]}") from error
