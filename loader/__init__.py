@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .shards import Dataset, open_dataset
     from .stream.batch import Batch, read_batch
     from .stream.open import open_stream
+    from .stream.store import fetch_dataset
     from .stream.stream import Stream
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SourceShape",
     "Stream",
     "TokenreelError",
+    "fetch_dataset",
     "open_dataset",
     "open_run",
     "open_stream",
@@ -48,6 +50,7 @@ _MODULES = {
     ".shards": ("Dataset", "open_dataset"),
     ".stream.batch": ("Batch", "read_batch"),
     ".stream.open": ("open_stream",),
+    ".stream.store": ("fetch_dataset",),
     ".stream.stream": ("Stream",),
 }
 

@@ -8,6 +8,7 @@ import click
 
 from .cli_options import Output, output_options
 from .errors import ConfigError, DamageError
+from .remote.store import is_url
 
 __all__ = ["inspect", "verify"]
 
@@ -30,21 +31,22 @@ def _kind(path: Path) -> str:
 @click.option("--no-shards", is_flag=True, help="Read the manifest and shards.npy only.")
 @output_options
 def inspect(output: Output, path: str, exact: bool, no_shards: bool) -> None:
-    """Digests, counts and shares of the Dataset or run in PATH.
+    """Digests, counts and shares of the Dataset (also at a URL) or run in PATH.
 
     What documents are (BOS, EOS, lengths) is counted from the shards' tokens: from some of the shards, unless --exact.
     The last lines set up mosaicml-streaming for the Dataset as it is.
     """
-    if _kind(Path(path)) == "dataset":
+    if is_url(path) or _kind(Path(path)) == "dataset":
         from .inspect_text import dataset_text
         from .mosaic_adapter import stock_setup
-        from .shards.dataset import open_dataset
         from .shards.describe import inspect_dataset
+        from .stream.store import look_into_dataset
 
         if exact and no_shards:
             raise ConfigError("TR-INSPECT-OPTION", "--exact reads the shards", "--no-shards", "one of them")
-        value = inspect_dataset(path, "none" if no_shards else "exact" if exact else "sampled")
-        value["streaming"] = stock_setup(open_dataset(path))
+        dataset = look_into_dataset(path)
+        value = inspect_dataset(dataset, "none" if no_shards else "exact" if exact else "sampled")
+        value["streaming"] = stock_setup(dataset)
         output.result(value, lambda: dataset_text(value))
     else:
         from .inspect_text import tree_lines

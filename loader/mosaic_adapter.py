@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError
+from .remote.store import is_url
 from .run_config import default_stages
 from .shards.dataset import Dataset
 from .sources import open_sources
@@ -77,7 +78,10 @@ def stock_setup(dataset: Dataset) -> str:
     lines += ["from streaming import Stream, StreamingDataset", "", "dataset = StreamingDataset(", "    streams=["]
     for name in dataset.source_names:
         if name in weights:
-            local = str((dataset.path / name).resolve())
-            lines.append(f"        Stream(local={local!r}, proportion={weights[name] / total!r}),")
+            if is_url(dataset.location):
+                place = f"remote={dataset.location + '/' + name!r}"
+            else:
+                place = f"local={str((dataset.path / name).resolve())!r}"
+            lines.append(f"        Stream({place}, proportion={weights[name] / total!r}),")
     lines += ["    ],", '    validate_hash="xxh3_128",', "    batch_size=8,", "    shuffle=True,", ")"]
     return "\n".join(lines) + "\n"

@@ -90,14 +90,14 @@ def locate(output: Output, folder: str, **options: Any) -> None:
     """Which documents did this step of a RUN see; which steps see this document; where does a DATASET hold it."""
     from .runs import is_run
 
-    path, query = Path(folder), _Query(**options)
+    query = _Query(**options)
     query.check()
-    if is_run(path):
+    if is_run(Path(folder)):
         from .run_view import open_run
 
-        result = _locate_in_run(open_run(path, query.branch), query)
+        result = _locate_in_run(open_run(Path(folder), query.branch), query)
     else:
-        result = _locate_in_dataset(path, query)
+        result = _locate_in_dataset(folder, query)
     from .run_text import located_text
 
     if result.get("matches_ledger") is False:
@@ -128,19 +128,19 @@ def _locate_in_run(view: RunView, query: _Query) -> dict[str, Any]:
     return result
 
 
-def _locate_in_dataset(path: Path, query: _Query) -> dict[str, Any]:
+def _locate_in_dataset(location: str, query: _Query) -> dict[str, Any]:
     from .grep import SegmentTexts, grep_dataset
     from .lookup import document_places, parse_document
-    from .shards.dataset import open_dataset
+    from .stream.store import look_into_dataset
     from .text.roots import parse_roots
 
     query.check_dataset()
-    dataset = open_dataset(path)
+    dataset = look_into_dataset(location)
     if query.document is not None:
         return document_places(dataset, parse_document(query.document))
     if query.grep is not None:
         return grep_dataset(dataset, query.grep, SegmentTexts([dataset], parse_roots(query.root)))
-    raise ConfigError("TR-LOCATE-RUN", "a Dataset has no steps", str(path), "the folder of a run")
+    raise ConfigError("TR-LOCATE-RUN", "a Dataset has no steps", location, "the folder of a run")
 
 
 @click.command()

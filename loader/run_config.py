@@ -106,7 +106,7 @@ class DataConfig:
     """The ``data:`` block.
 
     Attributes:
-        datasets: folders of Datasets, relative to the configuration's folder (in ``RUN/config.yaml``: to RUN).
+        datasets: Datasets: URLs, or folders relative to the configuration's (in ``RUN/config.yaml``: to RUN).
         seed: of the order.
         window_shards: shards shuffled together.
         slices: staggered slices a shard is cut in.
@@ -124,9 +124,12 @@ class DataConfig:
     exhaustion: ExhaustionConfig | None = None
 
     def __post_init__(self) -> None:
+        from .remote.store_failures import location_problem
+
         problems = []
         if not self.datasets:
             problems.append("datasets: one is needed at least")
+        problems += [f"datasets: {problem}" for problem in map(location_problem, self.datasets) if problem]
         if not self.batch or self.batch[0].start != 0:
             problems.append("batch: the first stage must start at 0")
         if self.mixture and self.mixture[0].start != 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from .errors import ConfigError, DamageError, RefusedError
+from .remote.store import is_url
 from .run_config import DataConfig, build_plan
 from .runs import Branch, RunPaths, ledger_of, next_position, read_branches, read_config, read_identity, read_skips
 from .sources import Sources, open_sources
@@ -57,8 +58,14 @@ class RunView:
 
 
 def relative_datasets(folders: Sequence[str | Path], base: Path, root: Path) -> list[str]:
-    """Dataset folders, given relative to ``base``, as paths relative to the run's folder: both can move together."""
-    return [Path(os.path.relpath((base / folder).resolve(), root.resolve())).as_posix() for folder in folders]
+    """Dataset folders, given relative to ``base``, as paths relative to the run's folder: both can move together. URLs
+    stay as they are."""
+    return [
+        str(folder)
+        if is_url(str(folder))
+        else Path(os.path.relpath((base / folder).resolve(), root.resolve())).as_posix()
+        for folder in folders
+    ]
 
 
 def dataset_entries(sources: Sources, relative: Sequence[str]) -> list[dict[str, str]]:
@@ -94,23 +101,24 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
         RefusedError: a Dataset is another one than the run began with.
     """
     from .order.skips import SkipList
-    from .shards.dataset import open_dataset
+    from .stream.store import look_into_dataset
 
     paths = RunPaths(root)
     identity, semantic, branches = read_identity(paths), read_config(paths), read_branches(paths)
     if branch is not None and not 0 <= branch < len(branches):
         raise ConfigError("TR-RUN-BRANCH", f"no branch {branch}", str(root), f"0 .. {len(branches) - 1}")
     data = parse_data_config(semantic, str(paths.config))
-    for folder in data.datasets:
-        if not (root / folder).is_dir():
+    places = [place if is_url(place) else str(root / place) for place in data.datasets]
+    for place in places:
+        if not is_url(place) and not Path(place).is_dir():
             raise ConfigError(
-                "TR-RUN-DATASET", f"no Dataset at {root / folder}", str(paths.config), "run and Datasets moved together"
+                "TR-RUN-DATASET", f"no Dataset at {place}", str(paths.config), "run and Datasets moved together"
             )
-    sources = open_sources([open_dataset(root / folder) for folder in data.datasets])
+    sources = open_sources([look_into_dataset(place) for place in places])
     began_with = [entry["digest"] for entry in identity.get("datasets", [])]
-    for folder, wanted, found in zip(data.datasets, began_with, sources.digests, strict=False):
+    for place, wanted, found in zip(places, began_with, sources.digests, strict=False):
         if wanted != found:
-            raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", str(root / folder), wanted)
+            raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", place, wanted)
     entries = tuple(read_skips(paths, branch))
     own = branches[-1 if branch is None else branch]
     ledger_N = ledger_of(paths, branch)

@@ -186,6 +186,9 @@ class RunConfig:
         threads: compute threads of a process; another number may round differently.
         device: ``cpu``; others follow with tests of their own. log_every: steps between lines of progress.
         reader_threads: threads that read ahead. tensorboard: also write event files.
+        cache: folder for what is fetched of Datasets at URLs, relative to the configuration's folder; null: the user's
+            cache folder. One folder serves all processes of a machine; it must lie on a local disk.
+        cache_bytes: most bytes of shards kept there; null: what the disk has, but for a twentieth.
     """
 
     threads: int = 1
@@ -193,6 +196,8 @@ class RunConfig:
     log_every: int = 10
     reader_threads: int = 1
     tensorboard: bool = False
+    cache: str | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -200,6 +205,8 @@ class RunConfig:
                 ("threads", self.threads >= 1, "must be >= 1"),
                 ("log_every", self.log_every >= 1, "must be >= 1"),
                 ("reader_threads", self.reader_threads >= 1, "must be >= 1"),
+                ("cache", self.cache is None or bool(self.cache.strip()), "must name a folder"),
+                ("cache_bytes", self.cache_bytes is None or self.cache_bytes >= 1, "must be >= 1 or null"),
             ]
         )
 

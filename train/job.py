@@ -7,18 +7,18 @@ later, which the Cursor of the checkpoint that the run resumes from decides.
 
 from __future__ import annotations
 
-import os
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loader.canonical import canonical_json
 from loader.config_check import check
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import write_atomic
+from loader.remote.store import is_url
 from loader.run_folder import RunPaths, create_run, read_config, read_identity
 from loader.run_view import dataset_entries, relative_datasets
 from loader.settings import Loaded, to_plain
@@ -26,6 +26,9 @@ from loader.sources import Sources, open_sources
 from loader.yaml_tree import parse_yaml
 
 from .config import TrainConfig
+
+if TYPE_CHECKING:
+    from loader.shards.dataset import Dataset
 
 __all__ = ["Changes", "Job", "establish", "job_of_run", "open_job_sources", "resolve_job", "write_job_file"]
 
@@ -38,7 +41,7 @@ class Job:
     """A training job with everything relative to its RUN folder.
 
     Attributes:
-        config: with ``data.datasets`` and ``validation`` relative to the run's folder.
+        config: with ``data.datasets`` and ``validation`` relative to the run's folder, but for URLs.
         paths: of the run's folder.
         semantic: what ``RUN/config.yaml`` holds: the configuration without ``output`` and ``run``.
     """
@@ -47,9 +50,24 @@ class Job:
     paths: RunPaths
     semantic: dict[str, Any]
 
-    def folders(self, relative: Sequence[str]) -> list[Path]:
-        """Folders given relative to the run's, which need not exist yet."""
-        return [Path(os.path.normpath(self.paths.root / folder)) for folder in relative]
+    def open(self, relative: Sequence[str]) -> list[Dataset]:
+        """Open Datasets given by URL, or relative to the run's folder.
+
+        Raises:
+            ConfigError: one is not there. DamageError: its manifest is damaged. JobError: its store does not answer.
+        """
+        from loader.stream.store import StoreOptions, fetch_dataset, place_in
+
+        run = self.config.run
+        places = [place_in(self.paths.root, location) for location in relative]
+        for place in places:
+            if not is_url(place) and not Path(place).is_dir():
+                raise ConfigError(
+                    "TR-TRAIN-DATASET", "no Dataset there", place, "a folder that `build` made",
+                    "tokenreel build CONFIG",
+                )  # fmt: skip
+        options = StoreOptions(run.cache, run.cache_bytes)
+        return [fetch_dataset(place, options) for place in places]
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,8 @@ def resolve_job(loaded: Loaded[TrainConfig]) -> Job:
     root = base / config.output
     data = replace(config.data, datasets=tuple(relative_datasets(config.data.datasets, base, root)))
     validation = tuple(relative_datasets(config.validation, base, root))
-    config = replace(config, data=data, validation=validation)
+    run = config.run if config.run.cache is None else replace(config.run, cache=str(base / config.run.cache))
+    config = replace(config, data=data, validation=validation, run=run)
     return Job(config, RunPaths(root), _stored_form(config))
 
 
@@ -105,16 +124,7 @@ def open_job_sources(job: Job) -> Sources:
     Raises:
         ConfigError: one is not there. DamageError, RefusedError: it is damaged, or does not fit the others.
     """
-    from loader.shards.dataset import open_dataset
-
-    folders = job.folders(job.config.data.datasets)
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(
-                "TR-TRAIN-DATASET", "no Dataset there", str(folder), "a folder that `build` made",
-                "tokenreel build CONFIG",
-            )  # fmt: skip
-    return open_sources([open_dataset(folder) for folder in folders])
+    return open_sources(job.open(job.config.data.datasets))
 
 
 def _differences(here: Any, there: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -65,7 +65,7 @@ def train_process(loaded: Loaded[TrainConfig], say: Callable[[str], None]) -> tu
             say("this processor has no bfloat16 arithmetic: precision fp32 would be several times faster")
         sources = open_job_sources(job)
         rows = config.micro_batch or config.data.batch[0].global_batch
-        held_out = open_held_out(job.folders(config.validation), sources, config.evaluate.samples, rows)
+        held_out = open_held_out(job.open(config.validation), sources, config.evaluate.samples, rows)
         result = train_run(Setting(job, sources, world, held_out, say, stop, machine(config, sources)))
     if result.outcome == "stopped":
         say(f"stopped at step {result.step}, saved; the same command resumes")

@@ -17,7 +17,16 @@ from typing import Literal, TypeVar
 from ..errors import ConfigError, JobError, RefusedError, TokenreelError
 from ..settings import store_environment
 
-__all__ = ["FailureKind", "StoreError", "Transfer", "changed_error", "redact", "url_problem", "with_retries"]
+__all__ = [
+    "FailureKind",
+    "StoreError",
+    "Transfer",
+    "changed_error",
+    "location_problem",
+    "redact",
+    "url_problem",
+    "with_retries",
+]
 
 FailureKind = Literal["again", "denied", "changed", "missing", "unsupported"]
 """``again``: connections, 5xx, stalls, short answers. ``denied``: 401, 403, expired. ``changed``: another version is
@@ -99,6 +108,11 @@ def url_problem(url: str) -> str | None:
     if any(segment in ("", ".", "..") for segment in segments) or chained or not url.isprintable():
         return "a URL whose path has empty parts, '.', '..', '::' or characters that are not printable"
     return None
+
+
+def location_problem(location: str) -> str | None:
+    """Why ``location``, a folder or a URL, cannot be where a Dataset is; None if it can. Never repeats it."""
+    return url_problem(location) if "://" in location and not location.startswith("file://") else None
 
 
 def with_retries(

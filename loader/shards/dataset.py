@@ -292,7 +292,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def open_dataset(path: Path | str, expect_digest: str | None = None) -> Dataset:
-    """Open the Dataset in folder ``path``; reads manifest.json and shards.npy, both verified.
+    """Open the Dataset in folder ``path``; reads manifest.json and shards.npy, both verified. Datasets at URLs:
+    ``loader.fetch_dataset``.
 
     Raises:
         ConfigError: there is no Dataset.

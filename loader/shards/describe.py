@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from .census import count_documents
-from .dataset import open_dataset
+from .dataset import Dataset, open_dataset
 
 __all__ = ["inspect_dataset"]
 
 
-def inspect_dataset(path: Path | str, documents: str = "none") -> dict[str, Any]:
-    """A JSON-able description of the Dataset in ``path``.
+def inspect_dataset(place: Dataset | Path | str, documents: str = "none") -> dict[str, Any]:
+    """A JSON-able description of a Dataset.
 
     Args:
-        path: the folder.
+        place: the Dataset, or its folder.
         documents: ``none``: only the manifest and shards.npy are read, both verified; ``sampled`` and ``exact``: each
             source also gets ``counted``, see :func:`census.count_documents`.
 
@@ -25,7 +25,7 @@ def inspect_dataset(path: Path | str, documents: str = "none") -> dict[str, Any]
         ConfigError: there is no Dataset.
         DamageError: what was read is damaged.
     """
-    dataset = open_dataset(path)
+    dataset = place if isinstance(place, Dataset) else open_dataset(place)
     manifest = dataset.manifest
     counted = {} if documents == "none" else count_documents(dataset, documents == "exact")
     sources = []
@@ -45,7 +45,7 @@ def inspect_dataset(path: Path | str, documents: str = "none") -> dict[str, Any]
     names = ("num_shards", "num_samples", "num_segments", "num_tokens", "num_documents", "size_bytes")
     return {
         "kind": "dataset",
-        "path": str(path),
+        "path": dataset.location,
         "digest": dataset.digest,
         "seq_len": manifest.seq_len,
         "vocab_size": manifest.vocab_size,

@@ -5,7 +5,6 @@ Shape letters: M rows of documents.npy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import DamageError
-from .access import check_size, npy_layout, open_regular, read_exact
+from .access import npy_layout
 from .dataset import Dataset
 from .layout import DOCUMENT_INDEX_DTYPE
 
@@ -30,30 +29,26 @@ def index_blocks(dataset: Dataset) -> Iterator[NDArray[np.void]]:
     Raises:
         DamageError: the file is missing, or differs in size, order or hash from what was written.
     """
-    path = dataset.local_file("documents.npy")
     record = dataset.manifest.files_hashed["documents.npy"]
+    place = f"{dataset.location}/documents.npy"
     row_bytes = DOCUMENT_INDEX_DTYPE.itemsize
-    descriptor = open_regular(path)
-    try:
-        check_size(path, os.fstat(descriptor).st_size, record.size_bytes)
-        head = read_exact(descriptor, path, 0, min(record.size_bytes, 4096))
-        start, num_rows = npy_layout(head, record.size_bytes, DOCUMENT_INDEX_DTYPE, str(path))
+    with dataset.storage.ranges("documents.npy", record) as read:
+        head = read(0, min(record.size_bytes, 4096))
+        start, num_rows = npy_layout(head, record.size_bytes, DOCUMENT_INDEX_DTYPE, place)
         digest = xxhash.xxh3_128(head[:start])
         last = 0
         for first in range(0, num_rows, _BLOCK_ROWS):
             count = min(_BLOCK_ROWS, num_rows - first)
-            block = read_exact(descriptor, path, start + first * row_bytes, count * row_bytes)
+            block = read(start + first * row_bytes, count * row_bytes)
             digest.update(block)
             rows_M = np.frombuffer(block, DOCUMENT_INDEX_DTYPE)
             ids_M = rows_M["id"]
             if int(ids_M[0]) < last or (ids_M[1:] < ids_M[:-1]).any():
-                raise DamageError("TR-DATASET-INDEX", "document ids are not sorted", str(path))
+                raise DamageError("TR-DATASET-INDEX", "document ids are not sorted", place)
             last = int(ids_M[-1])
             yield rows_M
-    finally:
-        os.close(descriptor)
     if digest.hexdigest() != record.xxh3_128:
-        raise DamageError("TR-FILE-HASH", "the file's bytes differ from those written", str(path), record.xxh3_128)
+        raise DamageError("TR-FILE-HASH", "the file's bytes differ from those written", place, record.xxh3_128)
 
 
 def shared_documents(dataset: Dataset) -> dict[int, int]:

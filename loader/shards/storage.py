@@ -6,21 +6,43 @@ it. ``loader.stream.remote`` has the places for URLs.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .access import read_verified, resolve
+from .access import check_size, open_regular, read_exact, read_verified, resolve
 from .manifest import FileRecord
 from .reader import ShardFiles, TokenFile, TokenReader, read_documents, read_segments
 from .segments import SegmentFile
 
-__all__ = ["FolderStorage", "Storage", "Tables"]
+__all__ = ["FolderStorage", "ReadRange", "Storage", "Tables", "file_ranges"]
 
 Tables = tuple[SegmentFile, NDArray[np.void]]
 """Segment table and document table of a shard."""
+
+
+ReadRange = Callable[[int, int], bytes]
+"""(start, size in bytes) -> those bytes of a file: all of them, or an error."""
+
+
+@contextmanager
+def file_ranges(path: Path, size_bytes: int) -> Iterator[ReadRange]:
+    """Ranges of a file on this machine.
+
+    Raises:
+        DamageError: it is missing, a link, or of another size.
+    """
+    descriptor = open_regular(path)
+    try:
+        check_size(path, os.fstat(descriptor).st_size, size_bytes)
+        yield lambda start, size: read_exact(descriptor, path, start, size)
+    finally:
+        os.close(descriptor)
 
 
 class Storage(Protocol):
@@ -47,6 +69,9 @@ class Storage(Protocol):
 
     def read(self, name: str, record: FileRecord) -> bytes:
         """A file of the Dataset, verified."""
+
+    def ranges(self, name: str, record: FileRecord) -> AbstractContextManager[ReadRange]:
+        """To read a file of the Dataset in pieces; nothing but its size is verified."""
 
     def tokens(self, files: ShardFiles) -> TokenReader:
         """The samples of a shard."""
@@ -88,6 +113,10 @@ class FolderStorage:
     def read(self, name: str, record: FileRecord) -> bytes:
         """The whole file, verified; raises as :func:`access.read_verified`."""
         return read_verified(resolve(self._folder, name), record.size_bytes, record.xxh3_128)
+
+    def ranges(self, name: str, record: FileRecord) -> AbstractContextManager[ReadRange]:
+        """See :func:`file_ranges`."""
+        return file_ranges(self.local(name, record), record.size_bytes)
 
     def tokens(self, files: ShardFiles) -> TokenReader:
         """The mapped token file; raises as :class:`reader.TokenFile`."""

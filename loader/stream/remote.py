@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from ..shards.dataset import Dataset, read_dataset
 from ..shards.layout import docs_size, mds_header_size, segments_size, token_dtype
 from ..shards.manifest import MAX_MANIFEST_BYTES, FileRecord, Manifest, parse_manifest
 from ..shards.reader import ShardFiles, TokenFile, TokenReader, read_documents, read_hashes, read_segments
-from ..shards.storage import Tables
+from ..shards.storage import ReadRange, Tables, file_ranges
 from .cache_folder import CacheFolder, Wanted
 from .objects import Objects
 from .waits import tell
@@ -130,6 +131,10 @@ class CachedStorage:
         path = self.cache.root / wanted.name
         return self._opened([wanted], lambda: read_verified(path, record.size_bytes, record.xxh3_128))
 
+    def ranges(self, name: str, record: FileRecord) -> AbstractContextManager[ReadRange]:
+        """Ranges of the file in the cache."""
+        return file_ranges(self.local(name, record), record.size_bytes)
+
     def tokens(self, files: ShardFiles) -> TokenReader:
         """The mapped token file, through the cache."""
         return self._opened(self.wanted(files, documents=False), lambda: TokenFile(files))
@@ -224,6 +229,11 @@ class RangedStorage:
     def read(self, name: str, record: FileRecord) -> bytes:
         """The whole file, verified, in memory."""
         return _read_object(self._objects, name, record)
+
+    def ranges(self, name: str, record: FileRecord) -> AbstractContextManager[ReadRange]:
+        """Ranges of the object."""
+        _check_size(self._objects, name, record.size_bytes)
+        return nullcontext(lambda start, size: self._objects.read(name, start, start + size))
 
     def tokens(self, files: ShardFiles) -> TokenReader:
         """The samples, by ranges."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, JobError
 from ..remote.store import OBSTORE_SCHEMES, is_url, open_store
-from ..remote.store_failures import Transfer, url_problem
+from ..remote.store_failures import Transfer, location_problem
 from ..settings import cache_folder
 from ..shards.dataset import Dataset, open_dataset
 from .cache_folder import CacheFolder
@@ -26,7 +26,7 @@ from .remote import open_cached, open_ranged
 from .waits import told
 from .whole_objects import WholeObjects
 
-__all__ = ["StoreOptions", "fetch_dataset", "location_problem", "look_into_dataset", "place_in", "within"]
+__all__ = ["StoreOptions", "fetch_dataset", "look_into_dataset", "place_in", "within"]
 
 _Result = TypeVar("_Result")
 _TRANSFER = Transfer(ranges=16, attempts=6, request_timeout_s=120.0, idle_timeout_s=10.0)
@@ -92,11 +92,6 @@ def within(timeout_s: float, what: str, work: Callable[[], _Result]) -> _Result:
     if not outcome:
         raise JobError("TR-STORE-TIMEOUT", f"waited {timeout_s:g} s", heard[-1][1], "storage that answers")
     return outcome[0]
-
-
-def location_problem(location: str) -> str | None:
-    """Why ``location`` cannot be where a Dataset is; None if it can. Never repeats it: it may hold a password."""
-    return url_problem(location) if is_url(location) and not location.startswith("file://") else None
 
 
 def place_in(base: Path, location: str) -> str:

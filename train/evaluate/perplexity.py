@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from loader.stream.batch import read_positions
 
 from ..inputs import InputOptions, to_inputs
 from ..model import Decoder
+
+if TYPE_CHECKING:
+    from loader.shards.dataset import Dataset
 
 __all__ = ["HeldOut", "SourceScore", "mean_loss", "open_held_out", "perplexity"]
 
@@ -52,22 +55,20 @@ class HeldOut:
     rows: int
 
 
-def open_held_out(folders: list[Path], training: Sources, samples: int, rows: int) -> HeldOut | None:
-    """Open the validation Datasets; None when there are none.
+def open_held_out(datasets: list[Dataset], training: Sources, samples: int, rows: int) -> HeldOut | None:
+    """The validation Datasets as one; None when there are none.
 
     Args:
-        folders: of the Datasets.
+        datasets: opened.
         training: the run's own sources; vocabulary, tokenizer and sample length must be equal.
         samples: of each source. rows: samples of one forward pass.
 
     Raises:
         RefusedError: another tokenizer, vocabulary or sample length than the training data.
     """
-    from loader.shards.dataset import open_dataset
-
-    if not folders:
+    if not datasets:
         return None
-    sources = open_sources([open_dataset(folder) for folder in folders])
+    sources = open_sources(datasets)
     ours, theirs = training.datasets[0].manifest, sources.datasets[0].manifest
     for what in ("seq_len", "vocab_size", "tokenizer"):
         if getattr(ours, what) != getattr(theirs, what):
