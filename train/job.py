@@ -1,8 +1,8 @@
 """From a configuration file to a run's folder: paths made relative, the folder made or compared.
 
 What shapes parameters or positions is fixed when the run begins. ``steps``, ``checkpoint``, ``evaluate``,
-``validation`` and ``spikes`` may change at any start; Datasets, mixture and batch sizes may change where they act only
-later, which the Cursor of the checkpoint that the run resumes from decides.
+``validation`` and ``spikes`` may change at any start; Datasets, mixture, its end and batch sizes may change where they
+act only later, which the Cursor of the checkpoint that the run resumes from decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes", "Job", "establish", "job_of_run", "open_job_sources", "resolve_job", "write_job_file"]
 
 _FREE = ("steps", "checkpoint", "evaluate", "validation", "spikes")
-_LATER = ("data.datasets", "data.mixture", "data.batch")
+_LATER = ("data.datasets", "data.mixture", "data.batch", "data.exhaustion")
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class Session:
         self.branch = opened.branches[-1].number
         self.attempt = next_attempt(paths, self.branch)
         self.next_step = opened.stream.next_step
+        self._stop_step = min(config.steps, opened.plan.num_steps)
+        self._told = False
         self.last: ReadStep | None = None
         self._saved_step = self.next_step if opened.resumed else -1
         self.saver = Saver(paths.checkpoints, setting.world.saving)
@@ -110,7 +112,8 @@ class Session:
         append_event(self.job.paths, kind, self.branch, step, attempt=self.attempt, **details)
 
     def run(self, act: Callable[[ReadStep], bool]) -> Literal["finished", "stopped", "left"]:
-        """Step until the configured number of steps, until a stop is requested, or until ``act`` says to leave.
+        """Step until the configured number of steps or the end of the plan, until a stop is requested, or until ``act``
+        says to leave.
 
         Args:
             act: called with each step once it is in the ledger; True ends the session at once, unsaved.
@@ -118,7 +121,7 @@ class Session:
         config = self.job.config
         pending: deque[tuple[PackedStep, StepTimes]] = deque()
         stopping = False
-        while self.next_step < config.steps and not stopping:
+        while self.next_step < self._stop_step and not stopping:
             pending.append(self._step())
             boundary = self._is_boundary(self.next_step)
             while len(pending) > (0 if boundary else self._lag):
@@ -128,14 +131,19 @@ class Session:
                     return "left"
             if self._due(config.evaluate.every_steps):
                 self._evaluate()
-            if self._due(config.checkpoint.every_steps) and self.next_step < config.steps and not stopping:
+            if self._due(config.checkpoint.every_steps) and self.next_step < self._stop_step and not stopping:
                 self.save()
         while pending:
             if act(self._record(*pending.popleft())):
                 return "left"
         self.save()
         self.saver.wait()
-        return "stopped" if stopping and self.next_step < config.steps else "finished"
+        if self._stop_step < config.steps and self.next_step == self._stop_step:
+            end = self.opened.plan.config.stop_position
+            self.setting.say(
+                f"the plan ends at position {end}: finished after {self.next_step} of {config.steps} steps"
+            )
+        return "stopped" if stopping and self.next_step < self._stop_step else "finished"
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.next_step % every == 0
@@ -143,13 +151,18 @@ class Session:
     def _is_boundary(self, step: int) -> bool:
         config = self.job.config
         return (
-            self._due(config.checkpoint.every_steps) or self._due(config.evaluate.every_steps) or step == config.steps
+            self._due(config.checkpoint.every_steps)
+            or self._due(config.evaluate.every_steps)
+            or step == self._stop_step
         )
 
     def _step(self) -> tuple[PackedStep, StepTimes]:
         begin_s = time.perf_counter()
         batch = next(self.opened.stream)
         waited_s = time.perf_counter() - begin_s
+        if not self._told:
+            self.setting.say(f"first batch: step {batch.step}, digest {batch.token_digest:016x}")
+            self._told = True
         config = self.job.config
         position = int(self.opened.plan.first_position(batch.step))
         lr = learning_rate(position, config.optimizer.lr, config.schedule)
