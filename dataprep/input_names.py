@@ -45,6 +45,8 @@ def read_file_list(path: Path, source: str) -> list[str]:
             badly; with the line.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise _list_error(source, "is no file", str(path))
         if path.stat().st_size > MAX_LIST_BYTES:
             raise _list_error(source, f"is larger than {MAX_LIST_BYTES:,} bytes", str(path))
         text = path.read_bytes().decode("utf-8-sig")

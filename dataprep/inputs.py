@@ -5,7 +5,7 @@ mistake named.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from .input_names import name_problem, read_file_list
 from .job import Job
 from .pipeline import locked
 from .places import config_paths, index_output, split_outputs
+from .remote.globs import Pattern
 from .remote.listing import find_objects, look_up
 from .remote.mirror import RemoteInput, fetch_all, mirrored, to_fetch
 from .stages import hash_inputs
@@ -28,6 +29,7 @@ from .stages import hash_inputs
 __all__ = ["FoundInputs", "check_names", "find_inputs", "load_job", "locate_inputs"]
 
 _HASH_UNKNOWN = ""
+_ANY_DEPTH = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,10 @@ def _local_names(name: str, source: SourceConfig, root: Path, named: Sequence[st
     relative = sorted(named)
     if not named:
         patterns = source.paths or DEFAULT_PATTERNS[source.format]
-        found = {path for pattern in patterns for path in root.glob(pattern) if not path.is_dir()}
+        _check_folders(name, root, patterns)
+        matches = {path for pattern in patterns for path in root.glob(pattern)}
+        found = {path for path in matches if not path.is_dir()}
+        _check_unread(name, root, matches - found, found)
         if not found:
             raise _no_match(name, patterns, str(root))
         relative = sorted(path.relative_to(root).as_posix() for path in found)
@@ -201,11 +206,45 @@ def _local_names(name: str, source: SourceConfig, root: Path, named: Sequence[st
         _check_name(name, path, str(root / path))
         if not (root / path).is_file():
             what = "no file, though its name matches (a link to nothing, a pipe, a device)"
-            if named and not os.path.lexists(root / path):
-                what = "no such file, though it is named"
+            if named:
+                what = (
+                    "no file, though it is named"
+                    if os.path.lexists(root / path)
+                    else "no such file, though it is named"
+                )
             message = f"source {name!r}: {what}"
             raise ConfigError("TR-SOURCE-FILE", message, str(root / path), "a regular file", f"ls -l {root / path}")
     return relative
+
+
+def _check_folders(name: str, root: Path, patterns: Sequence[str]) -> None:
+    """Refuse folders that may not be read: a pattern passes over them, and so over their files, without a word."""
+
+    def refuse(error: OSError) -> None:
+        place = str(error.filename)
+        if not isinstance(error, FileNotFoundError | NotADirectoryError) and not place.endswith("/lost+found"):
+            message = f"source {name!r}: a folder cannot be read: {error.strerror}"
+            raise ConfigError("TR-SOURCE-FILE", message, place, "folders that can be read", f"ls {place}") from error
+
+    deepest: set[tuple[Path, int]] = set()
+    for pattern in patterns:
+        start = root / Pattern(pattern).folder
+        levels = len((root / pattern).parts) - len(start.parts)
+        deepest.add((start, _ANY_DEPTH if "**" in pattern.split("/") else levels))
+    for start, levels in deepest:
+        for folder, below, _ in os.walk(start, onerror=refuse):
+            if len(Path(folder).parts) - len(start.parts) + 1 >= levels:
+                below.clear()
+
+
+def _check_unread(name: str, root: Path, folders: Iterable[Path], found: Iterable[Path]) -> None:
+    """Refuse folders named like files (``a.jsonl/part-0``, as Spark writes them) of which nothing is read."""
+    read = {parent for path in found for parent in path.parents}
+    for folder in sorted(folders):
+        if folder.suffix and folder not in read and any(path.is_file() for path in folder.rglob("*")):
+            message = f"source {name!r}: a folder with the name of a file, and no pattern matches the files in it"
+            expected = f"a pattern for them, such as {folder.relative_to(root).as_posix()}/*"
+            raise ConfigError("TR-SOURCE-FILE", message, str(folder), expected, f"ls {folder}")
 
 
 def _no_match(name: str, patterns: Sequence[str], root: str) -> ConfigError:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +122,7 @@ def test_a_named_file_that_is_not_there_is_named(folder: Path) -> None:
     for source, path, words in (
         ({"files": ["b.jsonl", "gone.jsonl"]}, "gone.jsonl", "no such file"),
         ({"file_list": "list.txt"}, "nowhere/x.jsonl", "no such file"),
-        ({"files": ["pipe.jsonl"]}, "pipe.jsonl", "no file, though its name matches"),
+        ({"files": ["pipe.jsonl"]}, "pipe.jsonl", "no file, though it is named"),
     ):
         with pytest.raises(ConfigError, match="TR-SOURCE-FILE") as caught:
             find_inputs(load(folder, **source), folder)
@@ -135,6 +138,88 @@ def test_what_is_wrong_with_names_in_the_configuration_is_said_at_once(folder: P
         assert words in message
     with pytest.raises(ConfigError, match="one of paths, files, file_list"):
         load(folder, files=["a.jsonl"], file_list="list.txt")
+
+
+def test_a_list_that_is_no_file_is_named(folder: Path) -> None:
+    """Opening a pipe would wait for ever."""
+    os.mkfifo(folder / "pipe")
+    for name in ("pipe", "a"):
+        with pytest.raises(ConfigError, match=r"TR-SOURCE-LIST(.|\n)*is no file"):
+            find_inputs(load(folder, file_list=name), folder)
+
+
+@contextmanager
+def without_privileges(path: Path) -> Iterator[None]:
+    """While inside, ``path`` cannot be read; not by root either."""
+    mode = path.stat().st_mode
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        path.chmod(mode)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user reaches."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        for path in ("b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl"):
+            (Path(name) / "a" / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / "a" / path).write_text('{"text": "one"}\n')
+        yield Path(name)
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_not_passed_over(open_folder: Path) -> None:
+    root = open_folder / "a"
+    for locked, source in (
+        ("deep", {}),
+        ("deep/er", {}),
+        ("", {}),
+        ("", {"paths": ["*.jsonl"]}),
+        ("deep", {"paths": ["b.jsonl", "*/c.jsonl"]}),
+        ("deep", {"paths": ["deep/*"]}),
+    ):
+        config = load(open_folder, **source)
+        with (
+            without_privileges(root / locked),
+            pytest.raises(
+                ConfigError, match=r"TR-SOURCE-FILE(.|\n)*a folder cannot be read: Permission denied"
+            ) as caught,
+        ):
+            find_inputs(config, open_folder)
+        assert caught.value.place == str(root / locked)
+
+
+def test_a_folder_that_no_pattern_looks_into_may_be_locked(open_folder: Path) -> None:
+    for locked, source, found in (
+        ("deep", {"paths": ["*.jsonl"]}, ["b.jsonl"]),
+        ("deep/er", {"paths": ["b.jsonl", "*/c.jsonl"]}, ["b.jsonl", "deep/c.jsonl"]),
+        ("deep/er", {"paths": ["deep/*.jsonl"]}, ["deep/c.jsonl"]),
+        ("deep", {"files": ["b.jsonl"]}, ["b.jsonl"]),
+    ):
+        config = load(open_folder, **source)
+        with without_privileges(open_folder / "a" / locked):
+            assert [file.path for file in find_inputs(config, open_folder)] == found
+    (open_folder / "a" / "deep" / "er").rename(open_folder / "a" / "lost+found")
+    config = load(open_folder)
+    with without_privileges(open_folder / "a" / "lost+found"):
+        assert [file.path for file in find_inputs(config, open_folder)] == ["b.jsonl", "deep/c.jsonl"]
+
+
+def test_a_folder_named_like_a_file_is_read_or_named(folder: Path) -> None:
+    parts = folder / "a" / "web.jsonl"
+    parts.mkdir()
+    assert paths_of(folder) == sorted(NAMES), "nothing is in it"
+    (parts / "part-00000").write_text('{"text": "one"}\n')
+    with pytest.raises(ConfigError, match=r"TR-SOURCE-FILE(.|\n)*a folder with the name of a file") as caught:
+        paths_of(folder)
+    assert caught.value.place == str(parts)
+    assert paths_of(folder, paths=["**/*.jsonl", "web.jsonl/*"]) == sorted([*NAMES, "web.jsonl/part-00000"])
 
 
 @given(st.lists(st.text("ab./\\ é\x00\n~*", min_size=0, max_size=6), min_size=1, max_size=5))
