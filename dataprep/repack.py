@@ -40,6 +40,7 @@ from .token_dataset import (
     bucket_bits,
     finished_set,
     package_version,
+    remove_work,
     run_token_job,
     write_roots,
 )
@@ -84,6 +85,7 @@ def repack(path: Path, out: Path, options: RepackOptions, workers: int, output: 
     if not finished_set(out, "repack", digest):
         job = _job(dataset, out, digest, pack, shards)
         run_token_job(job, workers, output, lambda written, folder: _describe(dataset, job, written, folder))
+    remove_work(out)
     made = open_dataset(out)
     sibling = path.with_name(f"{path.name}-validation")
     rows = made.manifest.accounting.get("sources", {})

@@ -45,7 +45,8 @@ def use_kernel_cache() -> None:
 @contextmanager
 def child_environment_set() -> Iterator[None]:
     """Start processes with the environment of ``loader.settings.child_environment``, one thread each unless told
-    otherwise.
+    otherwise, and with logs of errors that hold no values: loguru would print the local variables of a failed task,
+    which are documents.
 
     ``multiprocessing`` hands on this process's own environment, so it is changed for the moment of the start.
     """
@@ -55,6 +56,7 @@ def child_environment_set() -> Iterator[None]:
     wanted = child_environment()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         wanted.setdefault(name, "1")
+    wanted.setdefault("LOGURU_DIAGNOSE", "NO")
     os.environ.update(wanted)
     try:
         yield

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loader.canonical import canonical_json
 from loader.cli_options import Output
 from loader.errors import RefusedError
-from loader.files import fsync_folder, remove_stale_temporaries, write_atomic
+from loader.files import fsync_folder, make_folder, remove_folder, remove_stale_temporaries, write_atomic
 from loader.settings import to_plain
 from loader.shards.commit import DatasetInfo, write_dataset_manifest
 from loader.shards.dataset import open_dataset, read_manifest
@@ -34,7 +33,17 @@ from .token_facts import TokenFacts
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
 
-__all__ = ["TokenJob", "WrittenSet", "bucket_bits", "finished_set", "package_version", "run_token_job", "write_roots"]
+__all__ = [
+    "TokenJob",
+    "WrittenSet",
+    "bucket_bits",
+    "finished_set",
+    "package_version",
+    "remove_work",
+    "run_token_job",
+    "work_folder",
+    "write_roots",
+]
 
 _BUCKET_TOKEN_BYTES = 1 << 28
 _MAX_BUCKET_BITS = 12
@@ -74,7 +83,7 @@ class TokenJob:
     @property
     def work(self) -> Path:
         """Folder of what lies between."""
-        return self.output.with_name(f"{self.output.name}.work")
+        return work_folder(self.output)
 
 
 @dataclass(frozen=True)
@@ -138,12 +147,23 @@ def run_token_job(
                 remove_stale_temporaries(place)
             info = describe(written, staging)
             write_dataset_manifest(staging, replace(info, shards=written.records))
-            job.output.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(job.output.parent)
             os.rename(staging, job.output)
+            fsync_folder(staging.parent)
             fsync_folder(job.output.parent)
-    digest = open_dataset(job.output).digest
-    shutil.rmtree(job.work, ignore_errors=True)
-    return digest
+    return open_dataset(job.output).digest
+
+
+def remove_work(output: Path) -> None:
+    """Remove the work folder of a finished job, at once: what a kill left of it would be taken for finished stages."""
+    work = work_folder(output)
+    remove_stale_temporaries(work.parent, work.name)
+    remove_folder(work)
+
+
+def work_folder(output: Path) -> Path:
+    """Where the job for ``output`` works."""
+    return output.with_name(f"{output.name}.work")
 
 
 def _buckets(job: TokenJob) -> tuple[Bucket, ...]:
@@ -183,7 +203,7 @@ def _run_stages(job: TokenJob, workers: int, output: Output) -> WrittenSet:
     folders, buckets = _folders(job, plans), _buckets(job)
     if not folders.dataset(job.split).is_dir():
         # A Dataset that was moved out and is gone again: its stage's markers would say that it is there.
-        shutil.rmtree(folders.write, ignore_errors=True)
+        remove_folder(folders.write)
 
     def steps(name: str) -> Callable[[], tuple[PipelineStep, ...]]:
         def make() -> tuple[PipelineStep, ...]:

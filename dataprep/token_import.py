@@ -35,6 +35,7 @@ from .token_dataset import (
     bucket_bits,
     finished_set,
     package_version,
+    remove_work,
     run_token_job,
     write_roots,
 )
@@ -86,6 +87,7 @@ def import_set(options: ImportOptions, out: Path, workers: int, output: Output) 
             output,
             lambda written, folder: _describe(options, found, job, written, folder, (config, parents)),
         )
+    remove_work(out)
     made = open_dataset(out)
     rows = made.manifest.accounting["sources"]
     return {

@@ -224,7 +224,9 @@ def _write(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
         for parent, _, _ in os.walk(folder):
             fsync_folder(Path(parent))
         _publish(request)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(folder)  # a failing write does not say where
         shutil.rmtree(folder, ignore_errors=True)
         raise
     fsync_folder(output.parent)
