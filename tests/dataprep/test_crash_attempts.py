@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.syscalls import SUPPORTED
-from support.syscalls_driver import make_job, memory_folder, run_plan
-from support.syscalls_sweep import job_files, left_overs
+from support.syscalls_driver import memory_folder, run_plan
+from support.syscalls_jobs import job_files, left_overs, make_job
 
 from loader.settings import child_environment
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.syscalls import SUPPORTED
-from support.syscalls_driver import make_job, run_plan
+from support.syscalls_driver import run_plan
+from support.syscalls_jobs import make_job
 
 from loader.settings import child_environment
 

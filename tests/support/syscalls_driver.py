@@ -3,8 +3,9 @@
 ``{"mode": "chain", "faults": [...], "share": "all"}`` fails at all points with each fault; ``"share": "each"`` at one
 point of each kind of call in each stage, faults taking turns; ``"share": 5`` at so many random ones. ``"single"``: the
 same from scratch each time. ``"random"``: at random calls of a job with two workers, whose order is never the same
-twice. ``"other_device"``: a chain over what publishing does when the work folder is on another file system. ``"twins"``
-and ``"orphans"``: see ``syscalls_race``.
+twice. ``"other_device"``: a chain over what publishing does when the work folder is on another file system. ``"lost"``:
+outputs of a finished job are taken away. ``"twins"`` and ``"orphans"``: see ``syscalls_race``. ``"job"``: one of
+``syscalls_jobs.JOBS``. ``"broken"``: one of ``syscalls_broken.BROKEN``.
 """
 
 from __future__ import annotations
@@ -23,27 +24,7 @@ from typing import Any
 
 from loader.settings import child_environment
 
-from .corpora import make_corpus, write_config
-
-__all__ = ["make_job", "memory_folder", "run_plan"]
-
-_SCREENED: Mapping[str, Any] = {
-    "quality": [{"filter": "periodic"}, {"filter": "length", "options": {"min_words": 2}}],
-    "decontaminate": {"benchmarks": {"own": {"path": "items.jsonl"}}},
-    "dedup": {"methods": ["exact", "minhash", "simhash", "ngram"], "ngram": {"n": 8}, "write_index": True},
-}
-"""Every stage that a configuration can ask for."""
-
-
-def make_job(root: Path, corpus: Path, *, whole: bool = False, **changes: object) -> Path:
-    """A job with every stage on two small files (or ``whole``, four), one compressed; makes the files as well."""
-    made = make_corpus(corpus, documents=16)
-    for name in () if whole else ("web/deep/b.jsonl", "code/x.jsonl"):
-        (corpus / name).unlink()
-    config = write_config(root / "build.yaml", made, **{"run": {"workers": 1}, **_SCREENED, **changes})
-    item = " ".join(made.texts["web", "a.jsonl", 0].split()[:30])
-    (root / "items.jsonl").write_text(json.dumps({"question": item, "answer": ""}) + "\n", encoding="utf-8")
-    return config
+__all__ = ["memory_folder", "run_plan"]
 
 
 def memory_folder(fallback: Path) -> Path:
@@ -73,37 +54,19 @@ def run_plan(folder: Path, limit_s: float = 1500, **plan: Any) -> dict[str, Any]
 
 
 def _drive(plan: Mapping[str, Any]) -> dict[str, Any]:
-    from .syscalls_race import orphan, twins
-    from .syscalls_sweep import Sweep, warm_up
+    from .syscalls_broken import break_code
+    from .syscalls_jobs import JOBS, warm_up
+    from .syscalls_sweep import Sweep
 
     folder = Path(plan["folder"])
-    mode, rng = plan["mode"], random.Random(plan.get("seed", 0))
-    workers = 1 if mode in ("chain", "single", "other_device") else 2
-
-    def prepare(root: Path) -> None:
-        make_job(root, folder / "corpus", run={"workers": workers})
-
-    (folder / "warm").mkdir()
-    prepare(folder / "warm")
-    warm_up(folder / "warm" / "build.yaml")
-    sweep = Sweep(folder / "job", prepare, other_device=mode == "other_device")
+    mode, name = plan["mode"], plan.get("job", "build")
+    workers = 1 if mode in ("chain", "single", "other_device", "lost") else 2
+    for needed in ("build",) if name == "build" else ("build", name):
+        warm_up(JOBS[needed](folder, workers), folder / needed, last=needed == name)
+    break_code(plan.get("broken", ""))
+    sweep = Sweep(folder / "job", JOBS[name](folder, workers), other_device=mode == "other_device")
     sweep.undisturbed()
-    seed, said = plan.get("seed", 0), list[str]()
-    missed = {}
-    if mode in ("chain", "other_device", "single"):
-        points = sweep.points
-        if sweep.other_device:
-            points = [point for point in points if re.match(r"\.tmp-|out[/-]|out$|\.$", point.path)]
-        for name, faults in _shares(points, plan["faults"], plan["share"], seed).items():
-            if mode == "single":
-                missed[name] = [point for point, fault in faults.items() if not sweep.single(point, fault, seed)]
-            else:
-                missed[name] = sorted(sweep.chain(faults, seed))
-    for _ in range(plan["share"] if mode in ("random", "twins", "orphans") else 0):
-        if mode == "random":
-            sweep.at_random(rng, plan["faults"])
-        else:
-            said += (twins if mode == "twins" else orphan)(sweep, rng)
+    said, missed = _run(plan, sweep)
     return {
         "said": said,
         "points": dict(Counter(point.name for point in sweep.points)),
@@ -111,10 +74,37 @@ def _drive(plan: Mapping[str, Any]) -> dict[str, Any]:
         "visited": {f: sum(got == f for _, got in sweep.visited) for f in plan.get("faults", ())},
         "visited_kinds": sorted({(p.stage, p.name) for p, _ in sweep.visited}),
         "kinds": sorted({(p.stage, p.name) for p in sweep.points}),
+        "windows": {" ".join(there): count for there, count in sweep.windows.items()},
         "attempts": sweep.attempts,
         "missed": missed,
         "problems": sweep.problems,
     }
+
+
+def _run(plan: Mapping[str, Any], sweep: Any) -> tuple[list[str], dict[str, Any]]:
+    """What the plan says; what the jobs said, and the points that were not reached."""
+    from .syscalls_race import orphan, twins
+
+    mode, seed, share = plan["mode"], plan.get("seed", 0), plan.get("share", 0)
+    said, missed, rng = list[str](), dict[str, Any](), random.Random(seed)
+    if mode in ("chain", "other_device", "single"):
+        points = sweep.points
+        if sweep.other_device:
+            points = [point for point in points if re.match(r"\.tmp-|out[/-]|out$|\.$", point.path)]
+        for name, faults in _shares(points, plan["faults"], share, seed).items():
+            if mode == "single":
+                missed[name] = [point for point, fault in faults.items() if not sweep.single(point, fault, seed)]
+            else:
+                missed[name] = sorted(sweep.chain(faults, seed))
+    elif mode == "lost":
+        sweep.lost()
+    else:
+        for _ in range(share):
+            if mode == "random":
+                sweep.at_random(rng, plan["faults"])
+            else:
+                said += (twins if mode == "twins" else orphan)(sweep, rng)
+    return said, missed
 
 
 def _shares(points: Sequence[Any], faults: Sequence[str], share: str | int, seed: int) -> dict[str, dict[Any, str]]:

@@ -33,7 +33,7 @@ def _start(sweep: Sweep, name: str, wait_s: float) -> int:
         try:
             time.sleep(wait_s)
             fcntl.flock = _no_locks  # type: ignore[assignment]
-            code = command(sweep.root / "build.yaml", sweep.root.with_name(name))
+            code = command(sweep.job.arguments(sweep.root), sweep.root.with_name(name))
         finally:
             os._exit(code)
     return pid

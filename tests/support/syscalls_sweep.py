@@ -4,17 +4,12 @@ A *point* is a call of the undisturbed run with one worker: (call, path below th
 which one of its kind on that path). ``Sweep.chain`` fails at the first point that has not failed yet, runs the same
 command again from what is left, fails at the next one, and so on to the end: each point fails once, and the job lives
 through hundreds of accidents in a row. ``Sweep.single`` fails a fresh job once.
-
-A warm process forks the job, as its imports would cost most of the time; task processes are forked by the job itself
-for the same reason, and not by a fork server (tests of kills from outside run the real command).
 """
 
 from __future__ import annotations
 
 import errno
-import gc
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -23,25 +18,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from dataprep.stages import Stage
-from loader.cli import main
-from loader.cli_options import Output
-
 from .syscalls import ERRNO, KILL, TORN, Action, Call, Fail, trace
+from .syscalls_jobs import Job, command, job_files
 from .syscalls_power import Disk
 
-__all__ = ["FAULTS", "POWER", "Attempt", "Point", "Sweep", "command", "job_files", "left_overs", "warm_up"]
+__all__ = ["FAULTS", "POWER", "Attempt", "Point", "Sweep"]
 
 POWER = ("least", "order", "some")
 FAULTS = ("kill", "torn", "ENOSPC", "EIO", "full", *POWER)
 """What happens at a point: ``ENOSPC`` and ``EIO`` once; ``full`` leaves no room from there on; the last three are
 losses of power (see ``syscalls_power.Disk``)."""
 _NEED_ROOM = ("write", "open", "mkdir", "fallocate")
-_FOLDERS = ("out", "out-validation", "out-index")
+_MARKER = re.compile(r"/completions/\d+$")
 _PIDS = re.compile(r"\.tmp-\d+")
 _STAGE = re.compile(r"^out\.work/([a-z]+)-[0-9a-f]{12}(/|$)")
 _PUBLISHES = re.compile(r"^out\.work/.* -> out(-[a-z]+)?$")
@@ -65,14 +57,16 @@ class Point(NamedTuple):
 
 @dataclass
 class _Watch:
-    """Names the points of one run and fails at the first one for which ``fault_at`` names a fault."""
+    """Names the points of one run and fails at the first one for which ``fault_at`` names a fault; if the job goes on,
+    at the next such one that comes after another task has left its marker: what went wrong before stays as it is.
+    """
 
     root: Path
     fault_at: Callable[[Point], str | None]
     disk: Disk | None = None
     seen: list[Point] = field(default_factory=list)
-    hit: Point | None = None
-    fault: str = ""
+    hits: list[tuple[Point, str]] = field(default_factory=list)
+    marked: bool = True
     other_device: bool = False
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -83,6 +77,7 @@ class _Watch:
         self._counts[call.name, path] += 1
         point = Point(call.name, path, self._counts[call.name, path])
         self.seen.append(point)
+        self.marked |= call.name == "rename" and _MARKER.search(path) is not None
         action = self._action(point)
         if action is None and self.other_device and call.name == "rename" and _PUBLISHES.match(path):
             return Fail(errno.EXDEV)
@@ -91,12 +86,13 @@ class _Watch:
         return action
 
     def _action(self, point: Point) -> Action:
-        if self.hit is not None:
-            return Fail(ERRNO["ENOSPC"]) if self.fault == "full" and point.name in _NEED_ROOM else None
-        fault = self.fault_at(point)
+        if self.hits and self.hits[-1][1] == "full":
+            return Fail(ERRNO["ENOSPC"]) if point.name in _NEED_ROOM else None
+        fault = self.fault_at(point) if self.marked else None
         if fault is None:
             return None
-        self.hit, self.fault = point, fault
+        self.hits.append((point, fault))
+        self.marked = False
         if fault in ERRNO:
             return Fail(ERRNO[fault])
         return {"full": Fail(ERRNO["ENOSPC"]), "torn": TORN}.get(fault, KILL)
@@ -113,105 +109,69 @@ class Attempt:
 
     code: int | None
     printed: str
-    hit: Point | None
-    fault: str
+    hits: list[tuple[Point, str]]
     seen: list[Point]
 
     @property
     def what(self) -> str:
         """What happened, for messages."""
-        return f"{self.fault} at {self.hit}" if self.hit is not None else "no fault"
-
-
-def job_files(root: Path) -> dict[str, bytes]:
-    """Bytes of both Datasets and of the Index, by path; job.json, which no digest covers, by its name alone."""
-    return {
-        path.relative_to(root).as_posix(): b"" if path.name == "job.json" else path.read_bytes()
-        for folder in _FOLDERS
-        for path in sorted((root / folder).rglob("*"))
-        if path.is_file()
-    }
-
-
-def left_overs(root: Path) -> list[str]:
-    """Temporary files and folders."""
-    return sorted(str(path.relative_to(root)) for path in root.rglob(".tmp-*"))
-
-
-class _InProcess:
-    """An engine that runs tasks in this very process: so it has all they need when it forks them later."""
-
-    def run(self, stage: Stage, done: Callable[[int], None]) -> None:
-        """One task after the other."""
-        from dataprep.engines.local import StageExecutor
-
-        executor = StageExecutor(stage)
-        for rank in stage.incomplete_ranks():
-            executor._run_for_rank(rank, local_rank=1)
-        executor.merge_statistics()
-
-
-def warm_up(config: Path) -> None:
-    """Run a job in this process, so that what it imports and compiles is there for all attempts; then let the local
-    engine fork its tasks."""
-    from datatrove.executor import base
-
-    import dataprep.engines.preload
-    import dataprep.run
-
-    make_engine = dataprep.run.make_engine
-    dataprep.run.make_engine = lambda name, options: _InProcess()  # type: ignore[assignment]
-    prepared = dataprep.run.prepare(config, (), read_only=False)
-    dataprep.run.run_build(prepared, Output(quiet=True))
-    dataprep.run.make_engine = make_engine
-    logger = type(base.logger)
-    logger.exception = logger.error  # type: ignore[method-assign]  # a traceback in the log costs more than the attempt
-    forked = multiprocessing.get_context("fork")
-    multiprocessing.get_context = lambda method=None: forked  # type: ignore[assignment,misc,return-value]
-    gc.collect()
-    gc.freeze()
+        return ", ".join(f"{fault} at {tuple(point)}" for point, fault in self.hits) or "no fault"
 
 
 @dataclass
 class Sweep:
-    """A job in ``root`` (its configuration is ``build.yaml``, its output ``out``); ``prepare`` makes it anew.
+    """A job in ``root``, again and again.
 
     Attributes:
         problems: what a fault did that it must not do, in words.
         reference, points: what ``undisturbed`` found.
         visited: every point that failed, with its fault.
+        windows: attempts by the outputs that were there afterwards.
         other_device: the work folder seems to lie on another file system than the outputs.
     """
 
     root: Path
-    prepare: Callable[[Path], None]
+    job: Job
     problems: list[str] = field(default_factory=list)
     attempts: int = 0
     reference: Mapping[str, bytes] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     visited: list[tuple[Point, str]] = field(default_factory=list)
+    windows: Counter[tuple[str, ...]] = field(default_factory=Counter)
     other_device: bool = False
+    disk: Disk | None = None
+
+    def _forget_disk(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+        self.disk = None
 
     def fresh(self) -> None:
         """The job as it was before anything ran."""
+        self._forget_disk()
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
-        self.prepare(self.root)
+        self.job.prepare(self.root)
 
     def attempt(self, fault_at: Callable[[Point], str | None], power: bool = False, seed: int = 0) -> Attempt:
-        """Run the command once under the tracer. ``power``: a loss of power is among what may happen."""
+        """Run the command once under the tracer. ``power``: a loss of power is among what may happen; what earlier
+        such attempts did not sync is not durable now. One happens at the end of a command that ends well, too."""
         self.attempts += 1
-        disk = Disk(self.root) if power else None
+        if power and self.disk is None:
+            self.disk = Disk(self.root)
+        disk = self.disk if power else None
         watch = _Watch(self.root, fault_at, disk, other_device=self.other_device)
         said = self.root.with_name(self.root.name + ".said")
-        code = trace(lambda: command(self.root / "build.yaml", said), str(self.root), watch)
-        if disk is not None:
-            if watch.fault in POWER:
-                disk.lose_power(random.Random(f"{seed} {watch.hit}"), watch.fault)
-            disk.close()
-        if watch.hit is not None:
-            self.visited.append((watch.hit, watch.fault))
-        return Attempt(code, said.read_text(errors="replace"), watch.hit, watch.fault, watch.seen)
+        code = trace(lambda: command(self.job.arguments(self.root), said), str(self.root), watch)
+        mode = "least" if code == 0 else watch.hits[-1][1] if watch.hits else ""
+        if disk is not None and mode in POWER:
+            disk.lose_power(random.Random(f"{seed} {watch.hits[-1:]}"), mode)
+            self._forget_disk()
+        self.visited += watch.hits
+        run = Attempt(code, said.read_text(errors="replace"), watch.hits, watch.seen)
+        if disk is not None and code == 0 and job_files(self.root, self.job.outputs) != self.reference:
+            self._problem(f"{run.what}, then power lost after the end: not all is there")
+        return run
 
     def undisturbed(self) -> None:
         """Run a fresh job to its end: the points, and the bytes that every other run must leave."""
@@ -219,8 +179,8 @@ class Sweep:
         run = self.attempt(lambda point: None)
         assert run.code == 0, run.printed
         self.points = run.seen
-        self.reference = job_files(self.root)
-        assert left_overs(self.root) == []
+        self.reference = job_files(self.root, self.job.outputs)
+        assert self.job.left_overs(self.root) == []
 
     def chain(self, faults: Mapping[Point, str], seed: int = 0) -> set[Point]:
         """Each of the points fails in turn, with its fault; those that were not reached."""
@@ -230,8 +190,8 @@ class Sweep:
         progress = True
         while waiting:
             run = self.attempt(waiting.get, power, seed)
-            if run.hit is not None:
-                del waiting[run.hit]
+            for point, _ in run.hits:
+                del waiting[point]
                 progress = True
             self._check(run)
             if run.code == 0:
@@ -249,45 +209,58 @@ class Sweep:
         run = self.attempt(lambda one: fault if one == point else None, fault in POWER, seed)
         self._check(run)
         self.finish(run.what)
-        return run.hit is not None
+        return bool(run.hits)
 
     def at_random(self, rng: random.Random, faults: Sequence[str]) -> None:
         """Up to six accidents in a row at random calls, whatever they are: for jobs whose calls have no fixed order."""
         self.fresh()
         for _ in range(rng.randrange(1, 7)):
             number, fault = rng.randrange(len(self.points) * 2 // 3), rng.choice(faults)
-            calls = chain(repeat(None, number), repeat(fault))
+            calls = chain(repeat(None, number), [fault], repeat(None))
             run = self.attempt(partial(_next_of, calls), fault in POWER, number)
             self._check(run)
             if run.code == 0:
                 break
         self.finish("random accidents")
 
+    def lost(self) -> None:
+        """Each choice of the outputs of a finished job is taken away: the same command makes it again."""
+        for chosen in product((False, True), repeat=len(self.job.outputs)):
+            gone = [name for name, taken in zip(self.job.outputs, chosen, strict=True) if taken]
+            for name in gone:
+                shutil.rmtree(self.root / name)
+            self.finish(f"{gone} are gone")
+
     def finish(self, what: str) -> None:
         """Once more, without a fault: the files are the undisturbed ones, nothing else lies about."""
+        self._forget_disk()
         run = self.attempt(lambda point: None)
         if run.code != 0:
             self._problem(f"after {what}: exit {run.code}: {run.printed[-1500:]}")
             self.fresh()
             return
-        found = job_files(self.root)
+        found = job_files(self.root, self.job.outputs)
         if found != self.reference:
             names = sorted(n for n in {*found, *self.reference} if found.get(n) != self.reference.get(n))
             self._problem(f"after {what}: differs: {names[:10]}")
-        if left := left_overs(self.root):
+        if left := self.job.left_overs(self.root):
             self._problem(f"after {what}: left: {left[:10]}")
 
     def _check(self, run: Attempt) -> None:
         """What a run that something happened to may leave and say."""
-        files = job_files(self.root)
-        for folder in _FOLDERS:
+        files = job_files(self.root, self.job.outputs)
+        there = tuple(folder for folder in self.job.outputs if any((self.root / folder).glob("*")))
+        self.windows[there] += 1
+        if there != self.job.outputs[: len(there)]:
+            self._problem(f"{run.what}: {there[-1]} before another output")
+        for folder in there:
             mine = {name: data for name, data in files.items() if name.startswith(f"{folder}/")}
             wanted = {name: data for name, data in self.reference.items() if name.startswith(f"{folder}/")}
-            if (mine or any((self.root / folder).glob("*"))) and mine != wanted:
+            if mine != wanted:
                 self._problem(f"{run.what}: half of {folder}")
         if not run.code:
             return
-        if run.hit is None:
+        if not run.hits:
             self._problem(f"undisturbed, but exit {run.code}: {run.printed[-1500:]}")
             self.fresh()
             return
@@ -308,11 +281,3 @@ class Sweep:
 
 def _next_of(calls: Iterator[str | None], point: Point) -> str | None:
     return next(calls)
-
-
-def command(config: Path, said: Path) -> int:
-    """The command line, in a process of its own; what it prints goes to a file."""
-    with open(said, "wb", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    return main(["build", str(config), "--json", "--quiet"])
