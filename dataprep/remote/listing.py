@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from loader.errors import ConfigError
+from loader.remote.daemon_pool import DaemonPool
 from loader.remote.store import RemoteFile, Store
 from loader.remote.store_failures import StoreError, Transfer, with_retries
 
@@ -65,7 +65,9 @@ def _listed(store: Store, folder: str, patterns: Sequence[Pattern], transfer: Tr
     def attempt() -> list[RemoteFile]:
         return [file for file in store.list(folder) if any(pattern.matches(file.path) for pattern in patterns)]
 
-    return _tried(store, attempt, f"{store.url}/{folder}".rstrip("/"), transfer, threading.Event())
+    place = f"{store.url}/{folder}".rstrip("/")
+    with DaemonPool(1, "list") as pool:  # a signal does not reach a thread that waits for an answer
+        return pool.submit(_tried, store, attempt, place, transfer, threading.Event()).result()
 
 
 def _heads(store: Store, paths: Sequence[str], transfer: Transfer) -> Iterator[RemoteFile | None]:
@@ -85,12 +87,11 @@ def _heads(store: Store, paths: Sequence[str], transfer: Transfer) -> Iterator[R
 
     if not paths:
         return
-    with ThreadPoolExecutor(transfer.ranges, "head") as pool:
+    with DaemonPool(transfer.ranges, "head") as pool:
         try:
             yield from pool.map(tried, paths)
         except BaseException:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from loader.canonical import canonical_json
 from loader.cli_options import Output
 from loader.errors import DamageError, JobError
 from loader.files import remove_stale_temporaries, write_atomic
+from loader.remote.daemon_pool import DaemonPool
 from loader.remote.fetch import Fetcher
 from loader.remote.store import RemoteFile, Store
 from loader.remote.store_failures import Transfer
@@ -111,7 +112,7 @@ def fetch_all(inputs: Sequence[RemoteInput], output: Output, transfer: Transfer)
             if not fetcher.stop.is_set():
                 notes[os.path.abspath(remote.location)] = _fetch(remote, fetcher, advance)
 
-        with ThreadPoolExecutor(transfer.ranges, "fetch") as pool:
+        with DaemonPool(transfer.ranges, "fetch") as pool:
             futures = [pool.submit(one, remote) for remote in order]
             try:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -119,7 +120,6 @@ def fetch_all(inputs: Sequence[RemoteInput], output: Output, transfer: Transfer)
                     future.result()
             except BaseException:
                 fetcher.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
                 raise
     _forget_other_versions(inputs)
     return notes

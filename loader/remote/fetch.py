@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -22,6 +22,7 @@ import xxhash
 from ..canonical import canonical_json
 from ..errors import JobError
 from ..files import fsync_folder, remove_stale_temporaries, write_atomic
+from .daemon_pool import DaemonPool
 from .store import RemoteFile, Store
 from .store_failures import StoreError, Transfer, changed_error, with_retries
 
@@ -48,7 +49,7 @@ class Fetcher:
     def __init__(self, transfer: Transfer | None = None) -> None:
         self.transfer = transfer or Transfer()
         self.stop = threading.Event()
-        self._pool = ThreadPoolExecutor(self.transfer.ranges, "range")
+        self._pool = DaemonPool(self.transfer.ranges, "range")
         self._slots = threading.Semaphore(self.transfer.ranges)
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class Fetcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop.set()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=error is None, cancel_futures=True)
 
     def fetch(
         self, store: Store, file: RemoteFile, target: Path, advance: Callable[[int], None] = lambda size: None
@@ -134,7 +135,10 @@ class Fetcher:
                     stop = min(at + self.transfer.range_bytes, file.size_bytes)
                     pending.append(self._pool.submit(self._read, store, file, at, stop))
                     at = stop
-                yield pending[0].result()
+                data = pending[0].result()
+                if self.stop.is_set():  # whoever gave this up may have begun anew, on the same file
+                    raise StoreError("again", "stopped, as another transfer failed")
+                yield data
                 pending.popleft()
                 self._slots.release()
         finally:

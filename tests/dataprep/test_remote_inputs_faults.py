@@ -194,6 +194,34 @@ def test_a_killed_fetch_leaves_no_file_and_goes_on(proxy: FaultProxy, tmp_path: 
     assert [left.name for left in tmp_path.iterdir()] == ["large.bin"]
 
 
+STALLED = """
+import sys
+from pathlib import Path
+from dataprep.remote.listing import find_objects
+from dataprep.remote.mirror import fetch_all, mirrored
+from loader.cli_options import Output
+from loader.remote.store import open_store
+from loader.remote.store_failures import Transfer
+patient = Transfer(range_bytes=64 << 10, ranges=3, request_timeout_s=3600, idle_timeout_s=3600)
+store = open_store("s3://faults/in", patient)
+files = find_objects(store, ["*.bin", "small.bin"], patient)
+fetch_all([mirrored(Path(sys.argv[1]), store, file) for file in files], Output(quiet=True), patient)
+"""
+
+
+@pytest.mark.parametrize("stalled", ["list-type", "large.bin"])
+def test_an_interrupt_does_not_wait_for_a_stalled_answer(proxy: FaultProxy, tmp_path: Path, stalled: str) -> None:
+    """Each answer may take an hour."""
+    proxy.faults = {stalled: Fault("stall", times=10**6)}
+    process = subprocess.Popen([sys.executable, "-c", STALLED, str(tmp_path)], env=child_environment())
+    deadline = time.monotonic() + 60
+    while not any(stalled in target for _, target, _ in list(proxy.requests)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) != 0
+    proxy.faults.clear()
+
+
 def test_listing_and_looking_up_try_again_and_name_what_is_missing(proxy: FaultProxy) -> None:
     store = open_store(f"s3://{BUCKET}/in", QUICK)
     proxy.faults = {"list-type": Fault("503", times=2)}
