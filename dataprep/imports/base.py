@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from loader.errors import ConfigError, DamageError
+from loader.errors import ConfigError, DamageError, RefusedError
 from loader.shards.access import file_size, open_regular
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "SetFormat",
     "SetOptions",
     "check_hashes",
+    "check_length",
     "damage",
     "map_tokens",
     "payload_paths",
     "read_bounded",
+    "size_of",
 ]
 
 BATCH_TOKENS = 1 << 24
@@ -119,13 +121,34 @@ def payload_paths(path: Path, suffix: str, what: str) -> list[Path]:
     return found
 
 
+def check_length(num_tokens: int, path: Path, record: int) -> None:
+    """Refuse a record that no Dataset can hold; asked before anything is allocated for it.
+
+    Raises:
+        RefusedError: ``TR-DOCUMENT-LONG``: it has 2^31 tokens or more.
+    """
+    if num_tokens >= 1 << 31:
+        message = f"a record of {num_tokens:,} tokens"
+        raise RefusedError("TR-DOCUMENT-LONG", message, f"{path} record {record}", "fewer than 2^31 tokens")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a regular file. The user named it or its folder, so it may be a link (as in a download cache, or an
+    export by ``--link``); what a link leads to must be a regular file.
+
+    Raises:
+        DamageError: it is missing, or no regular file.
+    """
+    return file_size(path.resolve())
+
+
 def map_tokens(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A file of tokens, mapped; checked to be a regular file of whole tokens.
 
     Raises:
         DamageError: it is not.
     """
-    size_bytes = file_size(path)
+    size_bytes = size_of(path)
     if size_bytes % dtype.itemsize:
         raise damage(f"{size_bytes:,} bytes are no whole number of {dtype.itemsize}-byte tokens", path)
     if not size_bytes:
@@ -165,7 +188,7 @@ def read_bounded(path: Path, most: int) -> bytes:
     Raises:
         DamageError: it is missing, no regular file, or larger.
     """
-    descriptor = open_regular(path)
+    descriptor = open_regular(path.resolve())  # see size_of
     with open(descriptor, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

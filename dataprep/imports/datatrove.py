@@ -56,7 +56,7 @@ def _token_bytes(file: SetFile, last: int) -> int:
         lines = read_bounded(path, _MAX_METADATA_BYTES).decode("utf-8", "replace").split("\n")
         _, found, size = lines[0].rpartition("|")
         total = lines[1] if len(lines) > 1 else ""
-        if not found or size not in ("2", "4") or not total.isdecimal():
+        if not found or size not in ("2", "4") or not (total.isascii() and total.isdecimal() and len(total) < 20):
             raise damage(f"no metadata of a token file: {lines[0][:80]!r}", path, "tokenizer|2 or tokenizer|4, tokens")
         if int(total) * int(size) != size_bytes:
             raise damage(

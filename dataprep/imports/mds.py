@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import ConfigError
-from loader.files import check_name
-from loader.shards.access import check_size, file_size
+from loader.shards.access import check_relative, check_size
 
 from .base import (
     MAX_INDEX_BYTES,
@@ -34,6 +33,7 @@ from .base import (
     check_hashes,
     damage,
     read_bounded,
+    size_of,
 )
 
 __all__ = ["MDS"]
@@ -65,13 +65,13 @@ def _set_file(index: Path, number: int, shard: Mapping[str, Any]) -> SetFile:
         raise damage(f"shard {number} has format {shard['format']!r}", index, "mds")
     raw, packed = shard["raw_data"], shard.get("zip_data")
     folder = index.parent
-    raw_path = folder / check_name(str(raw["basename"]), str(index))
+    raw_path = folder / check_relative(str(raw["basename"]), str(index))
     codec, chosen, path = None, raw, raw_path
     if packed is not None and not raw_path.exists():
         name = str(shard["compression"]).split(":")[0]
         if name not in _CODECS:
             raise ConfigError("TR-IMPORT-COMPRESSION", f"shards compressed by {name!r}", str(index), ", ".join(_CODECS))
-        codec, chosen, path = _CODECS[name], packed, folder / check_name(str(packed["basename"]), str(index))
+        codec, chosen, path = _CODECS[name], packed, folder / check_relative(str(packed["basename"]), str(index))
     hashes = chosen["hashes"]
     if not isinstance(hashes, dict) or not all(type(count) is int for count in (raw["bytes"], chosen["bytes"])):
         raise damage(f"shard {number} has no sizes and hashes", index)
@@ -96,7 +96,7 @@ def _raw_bytes(file: SetFile) -> bytes:
     facts = file.facts
     if not 0 < facts["raw_bytes"] < _MAX_SHARD_BYTES or not 0 < facts["file_bytes"] < _MAX_SHARD_BYTES:
         raise damage("a shard of an impossible size", file.path, f"below {_MAX_SHARD_BYTES:,} bytes")
-    check_size(file.path, file_size(file.path), facts["file_bytes"])
+    check_size(file.path, size_of(file.path), facts["file_bytes"])
     data = read_bounded(file.path, facts["file_bytes"])
     check_hashes(file.path, data, facts["hashes"])
     if facts["codec"] is None:
@@ -172,11 +172,15 @@ def _column(file: SetFile, number: int, options: SetOptions) -> _Column:
         return _Column(number, np.dtype(TOKEN_DTYPES[options.dtype]), None, True)
     kind, _, rest = encoding.partition(":")
     name, _, shape = rest.partition(":")
-    if kind != "ndarray" or (name and name not in TOKEN_DTYPES) or (shape and not shape.isdecimal()):
+    if kind != "ndarray" or (name and name not in TOKEN_DTYPES) or (shape and not _is_count(shape)):
         raise ConfigError(
             "TR-IMPORT-COLUMN", f"column of encoding {encoding!r} holds no tokens", str(file.path), "ndarray or bytes"
         )
     return _Column(number, np.dtype(TOKEN_DTYPES[name]) if name else None, int(shape) if shape else None, False)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20
 
 
 def _column_bounds(
@@ -186,7 +190,7 @@ def _column_bounds(
     sizes = file.facts["sizes"]
     variable = [c for c, size in enumerate(sizes) if size is None]
     fixed = [size for size in sizes if size is not None]
-    if any(type(size) is not int or size < 0 for size in fixed):
+    if any(type(size) is not int or not 0 <= size < _MAX_SHARD_BYTES for size in fixed):
         raise damage("columns of impossible sizes", file.path)
     head = 4 * len(variable)
     count = len(offset_R) - 1

@@ -18,10 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.errors import ConfigError
-from loader.shards.access import file_size, open_regular
 
 from ..kernels.token_runs import copy_runs
-from .base import BATCH_TOKENS, RecordBatch, SetFile, SetFormat, SetOptions, damage, map_tokens, payload_paths
+from .base import (
+    BATCH_TOKENS,
+    RecordBatch,
+    SetFile,
+    SetFormat,
+    SetOptions,
+    check_length,
+    damage,
+    map_tokens,
+    payload_paths,
+    size_of,
+)
 
 __all__ = ["MEGATRON"]
 
@@ -32,9 +42,9 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8
 
 
 def _find(path: Path) -> list[SetFile]:
-    base = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    named = path.with_suffix(".idx") if path.suffix in (".bin", ".idx") and not path.is_dir() else path
     files = []
-    for index in payload_paths(base, ".idx", "Megatron index"):
+    for index in payload_paths(named, ".idx", "Megatron index"):
         tokens = index.with_suffix(".bin")
         if not tokens.is_file():
             raise ConfigError("TR-IMPORT-NONE", "the index has no token file", str(index), str(tokens))
@@ -52,9 +62,8 @@ class _Index:
 
 def _read_index(path: Path) -> _Index:
     """The index, mapped: counts are compared with the file's size before anything is made of them."""
-    size_bytes = file_size(path)
-    descriptor = open_regular(path)
-    with open(descriptor, "rb") as file:
+    size_bytes = size_of(path)
+    with open(path, "rb") as file:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         raise damage(f"an index of {size_bytes:,} bytes", path, f"at least {_HEAD.size}")
@@ -96,6 +105,7 @@ def _read(file: SetFile, options: SetOptions) -> Iterator[RecordBatch]:
         stops = np.concatenate([[0], np.cumsum(sizes_S[low:high], dtype=np.int64)])
         ends = stops[borders - low]
         stop = max(1, int(np.searchsorted(ends, BATCH_TOKENS, side="right")) - 1)
+        check_length(int(ends[1]), file.path, first)  # sequences may be shared: a small file can name a huge document
         borders, ends = borders[: stop + 1], ends[: stop + 1]
         high = int(borders[-1])
         lengths_S = sizes_S[low:high].astype(np.int64)
@@ -114,7 +124,7 @@ def _check(index: _Index, num_tokens: int, tokens: Path, path: Path) -> None:
     border_D = index.border_D
     if not len(border_D) or int(border_D[0]) != 0 or int(border_D[-1]) != len(index.num_tokens_S):
         raise damage("documents do not begin at 0 and end at the last sequence", path)
-    falling = np.diff(border_D) < 0
+    falling = border_D[1:] < border_D[:-1]  # no difference: it could overflow
     if falling.any():
         raise damage("borders of documents do not rise", path, None, int(np.argmax(falling)))
     place_S = index.pointer_S // width
