@@ -14,12 +14,12 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import DamageError, TokenreelError
 from ..files import check_name
+from ..remote.daemon_pool import DaemonPool
 from ..remote.fetch import Fetcher, place_of, read_ranges
 from ..remote.store import RemoteFile, Store
 from ..remote.store_failures import StoreError, Transfer, with_retries
@@ -101,7 +101,7 @@ class RemoteTexts:
                     written += os.pwrite(descriptor, data[written:], span[0] + written)
 
             spans = _spans(starts, size)
-            with ThreadPoolExecutor(self._transfer.ranges, "records") as pool:
+            with DaemonPool(self._transfer.ranges, "records") as pool:
                 for _ in pool.map(get, (piece for span in spans for piece in _pieces(*span))):
                     pass
             covered = iter(spans)
