@@ -20,12 +20,18 @@ from .sources import open_sources
 __all__ = ["mosaic_download", "read_with_stock", "stock_setup"]
 
 
+_SCHEMES = frozenset({"alipan", "dbfs", "hf", "oci", "sftp"})
+
+
 def mosaic_download(url: str) -> Callable[[str, str, float], None] | None:
     """``download(url of an object, path, timeout_s)`` of mosaicml-streaming for the scheme of ``url``; None if it is
     not installed or knows no such scheme.
 
-    Each call makes a downloader of its own, so that threads share none and credentials are read again.
+    The scheme is looked up before anything is imported: importing mosaicml-streaming takes seconds. Each call makes a
+    downloader of its own, so that threads share none and credentials are read again.
     """
+    if url.partition("://")[0] not in _SCHEMES:
+        return None
     try:
         from streaming.base.storage.download import CloudDownloader
     except ImportError:

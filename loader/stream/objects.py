@@ -71,7 +71,7 @@ class StoreObjects:
 
     def size(self, name: str) -> int:
         """See :meth:`Objects.size`."""
-        return self._retried(name, lambda: self._look_up(name).size_bytes)
+        return self._retried(name, lambda: self._look_up(name, anew=True).size_bytes)
 
     def read(self, name: str, start: int, stop: int) -> bytes:
         """See :meth:`Objects.read`."""
@@ -82,7 +82,7 @@ class StoreObjects:
         return self._retried(name, lambda: self._fetch(name, target, advance))
 
     def _fetch(self, name: str, target: Path, advance: Callable[[int], None]) -> str:
-        file = self._look_up(name)
+        file = self._look_up(name, anew=True)
         if not file.size_bytes:  # nothing to ask for
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
@@ -100,13 +100,13 @@ class StoreObjects:
             counted(-came)
             raise
 
-    def _look_up(self, name: str) -> RemoteFile:
+    def _look_up(self, name: str, anew: bool = False) -> RemoteFile:
         if os.getpid() != self._pid:
             raise JobError(
                 "TR-STORE-FORKED", "the process was forked after the Dataset was opened", f"{self.url}/{name}",
                 "a Dataset that is opened in the process that reads it",
             )  # fmt: skip
-        file = self._known.get(name)
+        file = None if anew else self._known.get(name)
         if file is None:
             place = f"{self.url}/{name}"
             file = with_retries(

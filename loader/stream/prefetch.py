@@ -38,6 +38,8 @@ class _Shared(Generic[_Item]):
     doing: dict[int, str] = field(default_factory=dict)
     heard_s: dict[int, float] = field(default_factory=dict)
     again: list[int] = field(default_factory=list)
+    begun: dict[int, int] = field(default_factory=dict)
+    raised: int = 0
     closed: bool = False
     process: int = field(default_factory=os.getpid)
 
@@ -52,7 +54,7 @@ class _Shared(Generic[_Item]):
                 else:
                     self.changed.wait()
                     continue
-                self.doing[index] = "starting"
+                self.doing[index], self.begun[index] = "starting", self.raised
                 return index
             return None
 
@@ -117,17 +119,30 @@ class Prefetcher(Generic[_Item]):
             if index < shared.next_started and not known:  # it failed, and was taken out
                 shared.again.append(index)
                 shared.changed.notify_all()
-            while index not in shared.done:
+            while index not in shared.done or self._is_old(index):
                 left_s = max(deadline, shared.heard_s.get(index, 0.0) + timeout_s) - time.monotonic()
                 if shared.closed or left_s <= 0:
                     raise self._not_there(index, timeout_s)
                 shared.changed.wait(left_s)
             outcome = shared.done.pop(index)
+            del shared.begun[index]
             if isinstance(outcome, BaseException):
+                shared.raised += 1
                 raise outcome
             shared.next_wanted = index + 1
             shared.changed.notify_all()
             return outcome
+
+    def _is_old(self, index: int) -> bool:
+        """Whether the item failed, and was begun before the consumer heard of an earlier failure: what was wrong may
+        have been repaired since, so it is computed again."""
+        shared = self._shared
+        if shared.begun[index] == shared.raised or not isinstance(shared.done[index], BaseException):
+            return False
+        del shared.done[index]
+        shared.again.append(index)
+        shared.changed.notify_all()
+        return True
 
     def _not_there(self, index: int, timeout_s: float) -> JobError:
         if self._shared.closed:
