@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ its first token's number in the tokens file.
 """
 
 _RUN_TOKENS = 1 << 25
+_ENOUGH_BYTES = 1 << 26  # of text, from which on loading any backend is worth it
 _SLICE_BYTES = 4 << 20  # text encoded at once: small enough for its ids to stay in the cache
 
 
@@ -129,10 +131,9 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
             ConfigError: a fast backend is required and there is none.
             JobError: a fast backend gave other ids than the reference library, or a text cannot be encoded.
         """
-        tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
         file = _File(self.fates.status_of_file(rank), self.fates.ranges_of_file(rank))
         check_unchanged([self.job.raw[rank]])
-        write_atomic(self.out / f"tokens.{rank:05d}.bin", self._runs(rank, tokenizer, file))
+        write_atomic(self.out / f"tokens.{rank:05d}.bin", self._runs(rank, file))
         check_unchanged([self.job.raw[rank]])
         gaps_G = np.array(sorted(file.gaps), GAP_DTYPE)
         write_atomic(self.out / f"gaps.{rank:05d}.npy", npy_bytes(gaps_G))
@@ -143,34 +144,44 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         self.stat_update("tokens", value=int(table_D["num_tokens"].sum()), unit="file")
         return iter(())
 
-    def _runs(self, rank: int, tokenizer: Tokenizer, file: _File) -> Iterator[bytes]:
+    def _runs(self, rank: int, file: _File) -> Iterator[bytes]:
         """Tokens of the file, run by run; the documents of each run are appended to its tables."""
         keep_R = (file.status_R == Status.KEPT) | (file.status_R == Status.HELD_OUT)
+        if not keep_R.any():
+            yield b""
+            return
         options = read_options(self.job.config.ingest)
-        run, place, encoder = _Run(), 0, None
-        if keep_R.any():
-            expected = load_summary(self.signed, rank)
-            for batch in read_file(self.job.inputs[rank], rank, options=options, keep_R=keep_R, expected=expected):
-                texts = list(_batch_texts(batch))
-                if encoder is None:
-                    encoder = self._encoder(rank, tokenizer, texts)
-                self._add_batch(batch, texts, encoder, file, run)
-                if run.num_tokens >= _RUN_TOKENS:
-                    yield _flush(run, place, stored_dtype(tokenizer), file.tables)
-                    place += run.num_tokens
-                    run = _Run()
-        if encoder is not None:
-            self.stat_update(f"tokenizer backend: {encoder.backend}", value=1, unit="file")
-        yield _flush(run, place, stored_dtype(tokenizer), file.tables)
+        encoder = self._encoder(rank)
+        run, place, dtype, first = _Run(), 0, stored_dtype(encoder.tokenizer), True
+        expected = load_summary(self.signed, rank)
+        for batch in read_file(self.job.inputs[rank], rank, options=options, keep_R=keep_R, expected=expected):
+            texts = list(_batch_texts(batch))
+            if first:
+                self._check_sample(rank, encoder, texts)
+                first = False
+            self._add_batch(batch, texts, encoder, file, run)
+            if run.num_tokens >= _RUN_TOKENS:
+                yield _flush(run, place, dtype, file.tables)
+                place += run.num_tokens
+                run = _Run()
+        self.stat_update(f"tokenizer backend: {encoder.backend}", value=1, unit="file")
+        yield _flush(run, place, dtype, file.tables)
 
-    def _encoder(self, rank: int, tokenizer: Tokenizer, texts: list[bytes]) -> CheckedEncoder:
-        """The encoder of a file, its backend checked on the file's first documents."""
-        size_bytes = self.job.raw[rank].size_bytes
-        encoder = CheckedEncoder(tokenizer, self.job.config.run.fast, find_inexact, size_bytes)
-        encoder.check_sample(texts[: encoder.sample_size([len(text) for text in texts])])
+    def _encoder(self, rank: int) -> CheckedEncoder:
+        """The encoder of this process; one that does files one after the other keeps it."""
+        run, sizes = self.job.config.run, [raw.size_bytes for raw in self.job.raw]
+        share = sum(sizes) // (2 * run.workers)  # the local engine gives a process about so much
+        to_come = min(max(sizes[rank], share), _ENOUGH_BYTES)
+        about = self.tokenizer_stage / "tokenizer" / "tokenizer.json"
+        written_ns = about.stat().st_mtime_ns if about.is_file() else 0
+        return _open_encoder(self.tokenizer_stage, run.fast, to_come, written_ns)
+
+    def _check_sample(self, rank: int, encoder: CheckedEncoder, texts: list[bytes]) -> None:
+        """Check the backend on the file's first documents."""
+        size = encoder.sample_size([len(text) for text in texts], self.job.raw[rank].size_bytes)
+        encoder.check_sample(texts[:size])
         if encoder.reason and self.job.config.run.fast != "off":
             logger.info(f"the reference library tokenises {self.job.inputs[rank].path}: {encoder.reason}")
-        return encoder
 
     def _add_batch(
         self, batch: DocumentBatch, texts: list[bytes], encoder: CheckedEncoder, file: _File, run: _Run
@@ -217,6 +228,17 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         run.tokens.append(stored_T)
         run.rows.append(rows_N)
         run.num_tokens += len(stored_T)
+
+
+@lru_cache(maxsize=1)
+def _open_encoder(stage: Path, mode: str, size_bytes: int, written_ns: int) -> CheckedEncoder:
+    """The encoder of a tokenizer stage; ``written_ns`` tells a folder from one that was there before.
+
+    Loading a large vocabulary and its backend costs 0.2 to 1.5 CPU s, so a process that does several files does it
+    once. What is converted and checked for the backend is left in the stage's folder, for the other processes.
+    """
+    tokenizer = load_tokenizer(stage / "tokenizer")
+    return CheckedEncoder(tokenizer, mode, find_inexact, size_bytes, stage / "fast")
 
 
 def _flush(run: _Run, place: int, dtype: np.dtype[Any], tables: list[NDArray[np.void]]) -> bytes:

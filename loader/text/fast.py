@@ -5,14 +5,17 @@ all white space, combining marks, emoji, long runs, neighbours of the surrogates
 job itself must give the ids of the reference library. While it runs, every 1,000th document is encoded by both; one
 difference fails the job. What a text means (where it is cut, when byte tokens are taken) is decided outside, in
 ``Tokenizer.encode_batch``, the same for both.
+
+The verdict on the hostile strings may be kept, with the versions of both libraries (``fast_kept``); documents are
+compared anew by each process.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,41 +23,28 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, JobError
 from .encoded import Compare, EncodedBatch, EncodedParts, RawEncoder, find_inexact, parts_of_lists
-from .huggingface_tokenizer import HuggingFaceTokenizer, byte_letters, plain_definition
-from .tiktoken_tokenizer import TiktokenTokenizer
+from .fast_definitions import definition_of_huggingface, definition_of_pieces, definition_of_ranks, id_shift
+from .fast_kept import KeptBackend, key_of, read_kept, write_kept
 from .tokenizer_base import Tokenizer
 
-__all__ = ["BACKENDS", "COMPARE_EVERY", "Backend", "CheckedEncoder", "hostile_texts", "open_backend"]
+__all__ = ["BACKENDS", "COMPARE_EVERY", "Backend", "CheckedEncoder", "OpenBackend", "hostile_texts", "open_backend"]
 
 COMPARE_EVERY = 1000
 """One document of so many is encoded by the reference as well."""
 _SAMPLE_BYTES = 1 << 18
 _SAMPLE_DOCUMENTS = 256
+_SAMPLE_SHARE = 256
+_SPACE_RUNS = tuple(" " * count + end for count in range(1, 80) for end in ("", "x", "\n"))
 
 
-def _fastokens_huggingface(tokenizer: Tokenizer) -> RawEncoder:
-    assert isinstance(tokenizer, HuggingFaceTokenizer)
-    policy = tokenizer.policy
-    plain, _ = plain_definition(tokenizer.model, (policy.bos, policy.eos, policy.pad))
-    if plain["model"].get("type", "BPE") != "BPE" or not tokenizer.byte_level:
-        raise ValueError("not a byte-level BPE")
-    return _fastokens(plain)
-
-
-def _fastokens_tiktoken(tokenizer: Tokenizer) -> RawEncoder:
-    assert isinstance(tokenizer, TiktokenTokenizer)
-    shift = min(tokenizer.ids.values())  # tekken puts its control tokens first; fastokens wants ids from 0 on
-    ids = {token: i - shift for token, i in tokenizer.ids.items()}
-    return _fastokens(_definition_of_ranks(ids, tokenizer.pattern), shift)
-
-
-def _fastokens(plain: Mapping[str, object], shift: int = 0) -> RawEncoder:
+def _fastokens(definition: str, shift: int = 0, change: Callable[[str], str] | None = None) -> RawEncoder:
     import fastokens  # type: ignore[import-untyped,unused-ignore]
 
-    library = fastokens.Tokenizer.from_json_str(json.dumps(plain, ensure_ascii=False))
+    library = fastokens.Tokenizer.from_json_str(definition)
 
     def encode(parts: Sequence[str]) -> EncodedParts:
-        ids, offsets = library.encode_batch_flat(list(parts), split_special_tokens=True)
+        changed = list(parts) if change is None else [change(part) for part in parts]
+        ids, offsets = library.encode_batch_flat(changed, split_special_tokens=True)
         ids_T = np.frombuffer(ids, np.uint32).view(np.int32)
         start_P = np.frombuffer(offsets, np.uint64).astype(np.int64)
         return EncodedParts(ids_T + np.int32(shift) if shift else ids_T, start_P)
@@ -62,46 +52,21 @@ def _fastokens(plain: Mapping[str, object], shift: int = 0) -> RawEncoder:
     return encode
 
 
-def _definition_of_ranks(ids: Mapping[bytes, int], pattern: str) -> dict[str, object]:
-    """A ``tokenizer.json`` that encodes like tiktoken ranks: every way to halve a token is a merge, in the order of the
-    tokens' ranks, and a piece that is a token is that token (some have no merge that leads to them)."""
-    letters = dict(enumerate(byte_letters()))
-    spelled = {token: token.decode("latin-1").translate(letters) for token in ids}
-    merges: list[str] = []
-    for token in sorted(ids, key=ids.__getitem__):
-        halves = []
-        for i in range(1, len(token)):
-            left, right = ids.get(token[:i]), ids.get(token[i:])
-            if left is not None and right is not None:
-                halves.append((left, right, i))
-        letters_of = spelled[token]
-        merges += [f"{letters_of[:i]} {letters_of[i:]}" for _, _, i in sorted(halves)]
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    vocabulary = {spelled[token]: i for token, i in ids.items()}
-    model = {"type": "BPE", "ignore_merges": True, "byte_fallback": False, "fuse_unk": False}
-    model |= {"vocab": vocabulary, "merges": merges}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
-        "post_processor": None,
-        "decoder": level,
-        "model": {**dict.fromkeys(_NO_BPE_OPTIONS), **model},
-    }
+def _fastokens_sentencepiece(tokenizer: Tokenizer, definition: str) -> RawEncoder:
+    """Spaces are written as the model has them here: half as fast where the library replaces them."""
+    front = (tokenizer.prefix or b"").decode()
+    return _fastokens(definition, change=lambda part: (front + part).replace(" ", "\u2581"))
 
 
-_NO_BPE_OPTIONS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-
-
-def _kitoken(tokenizer: Tokenizer) -> RawEncoder:
+def _kitoken(tokenizer: Tokenizer, _: str) -> RawEncoder:
     import kitoken
 
     library = kitoken.Kitoken.from_sentencepiece(tokenizer.model)
-    return lambda parts: parts_of_lists(library.encode_all(list(parts)))
+    return lambda parts: parts_of_lists([library.encode(part) for part in parts])
+
+
+def _nothing(_: Tokenizer) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -110,34 +75,62 @@ class Backend:
 
     Attributes:
         package: its name.
-        make: makes its encoder, and raises whatever it likes for a model that it cannot do.
+        convert: makes what it loads of the model; raises whatever it likes for a model that it cannot do.
+        load: makes its encoder of that; may raise as well.
         worth_bytes: text below which loading and checking it costs more than it saves (measured with vocabularies of
-            32,768 to 131,072 tokens: 0.1 s of sentencepiece's 4.5 MB/s, 1.3 s of tokenizers' 3 MB/s, 2.2 s of
-            tiktoken's 22 MB/s).
+            32,768 to 131,072 tokens, nothing kept: 0.3 s of sentencepiece's 4.5 MB/s, 1.3 s of tokenizers' 3 MB/s,
+            2.2 s of tiktoken's 22 MB/s).
     """
 
     package: str
-    make: Callable[[Tokenizer], RawEncoder]
+    convert: Callable[[Tokenizer], str]
+    load: Callable[[Tokenizer, str], RawEncoder]
     worth_bytes: int
 
 
 BACKENDS: Mapping[str, tuple[Backend, ...]] = {
-    "sentencepiece": (Backend("kitoken", _kitoken, 1 << 20),),
-    "huggingface": (Backend("fastokens", _fastokens_huggingface, 4 << 20),),
-    "tiktoken": (Backend("fastokens", _fastokens_tiktoken, 64 << 20),),
+    "sentencepiece": (
+        Backend("fastokens", definition_of_pieces, _fastokens_sentencepiece, 2 << 20),
+        Backend("kitoken", _nothing, _kitoken, 1 << 20),
+    ),
+    "huggingface": (
+        Backend("fastokens", definition_of_huggingface, lambda _, definition: _fastokens(definition), 4 << 20),
+    ),
+    "tiktoken": (
+        Backend(
+            "fastokens",
+            definition_of_ranks,
+            lambda tokenizer, definition: _fastokens(definition, id_shift(tokenizer)),
+            64 << 20,
+        ),
+    ),
 }
 """kind -> backends, the first that works is taken."""
 
 
-def open_backend(tokenizer: Tokenizer, size_bytes: int | None = None) -> tuple[str, RawEncoder | None, str]:
-    """The first backend for a tokenizer that is installed, can load its model, and is worth it for ``size_bytes`` of
-    text (None: whatever it costs).
+@dataclass(frozen=True)
+class OpenBackend:
+    """A backend that passed the self-check on hostile texts: its package and encoder; or why there is none."""
 
-    Returns:
-        ``(package, encoder, "")``, or ``("", None, why there is none)``.
+    package: str = ""
+    encoder: RawEncoder | None = None
+    reason: str = ""
+
+
+def open_backend(
+    tokenizer: Tokenizer, size_bytes: int | None = None, compare: Compare = find_inexact, kept: Path | None = None
+) -> OpenBackend:
+    """The first backend for a tokenizer that is installed, can load its model, gives the ids of the reference on
+    hostile texts, and is worth it for ``size_bytes`` of text (None: whatever it costs).
+
+    Args:
+        tokenizer: the reference.
+        size_bytes: text to come.
+        compare: see ``Tokenizer.encode_batch``.
+        kept: a folder where conversions and verdicts are left and found again; None: nowhere.
     """
     if tokenizer.prefix is None:
-        return "", None, "the model changes text, so its own offsets are needed"
+        return OpenBackend(reason="the model changes text, so its own offsets are needed")
     reasons = []
     for backend in BACKENDS[tokenizer.kind]:
         package = backend.package
@@ -148,12 +141,48 @@ def open_backend(tokenizer: Tokenizer, size_bytes: int | None = None) -> tuple[s
             reasons.append(f"{package} is not worth loading for so little text")
             continue
         try:
-            return package, backend.make(tokenizer), ""
+            encoder, wrong = _open_checked(backend, tokenizer, compare, kept if tokenizer.digest else None)
         except BaseException as error:  # a panic of the Rust libraries is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             reasons.append(f"{package} cannot load the model: {str(error)[:200]}")
-    return "", None, "; ".join(reasons) or f"there is none for {tokenizer.kind}"
+            continue
+        if not wrong:
+            return OpenBackend(package, encoder)
+        reasons.append(wrong)
+    return OpenBackend(reason="; ".join(reasons) or f"there is none for {tokenizer.kind}")
+
+
+def _open_checked(
+    backend: Backend, tokenizer: Tokenizer, compare: Compare, folder: Path | None
+) -> tuple[RawEncoder | None, str]:
+    """An encoder, and what the self-check found wrong with it."""
+    hostile = [*hostile_texts(tokenizer), *_SPACE_RUNS]
+    key = key_of(tokenizer, backend.package, hostile)
+    kept = read_kept(folder, backend.package, key) if folder is not None else None
+    if kept is not None:
+        return (None if kept.wrong else backend.load(tokenizer, kept.definition)), kept.wrong
+    definition = backend.convert(tokenizer)
+    encoder = backend.load(tokenizer, definition)
+    texts = [text.encode() for text in hostile]
+    wrong = _difference(tokenizer, encoder, texts, compare)
+    wrong = wrong and f"{backend.package} differs from the reference on a hostile text: {wrong}"
+    if folder is not None:
+        write_kept(folder, backend.package, key, KeptBackend("" if wrong else definition, wrong))
+    return encoder, wrong
+
+
+def _difference(tokenizer: Tokenizer, raw: RawEncoder, texts: Sequence[bytes], compare: Compare) -> str:
+    """The first text that a backend encodes in another way than the reference, quoted; "" where there is none."""
+    fast = tokenizer.encode_batch(texts, raw=raw, compare=compare)
+    reference = tokenizer.encode_batch(texts, compare=compare)
+    if _same((fast.ids_T, fast.start_N), reference.ids_T, reference.start_N):
+        return ""
+    for n, text in enumerate(texts):
+        mine, theirs = (slice(*batch.start_N[n : n + 2].tolist()) for batch in (fast, reference))
+        if not np.array_equal(fast.ids_T[mine], reference.ids_T[theirs]):
+            return repr(text.decode()[:80])
+    return "where a text ends"
 
 
 def hostile_texts(tokenizer: Tokenizer) -> list[str]:
@@ -197,15 +226,21 @@ class CheckedEncoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, mode: str, compare: Compare = find_inexact, size_bytes: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        mode: str,
+        compare: Compare = find_inexact,
+        size_bytes: int | None = None,
+        kept: Path | None = None,
     ) -> None:
         """Open and check a backend.
 
         Args:
             tokenizer: the reference.
             mode: ``auto``, ``off`` or ``require``.
-            size_bytes: text to come, if known; with ``auto`` a backend must be worth it.
             compare: see ``Tokenizer.encode_batch``.
+            size_bytes: text to come, if known; with ``auto`` a backend must be worth it.
+            kept: see ``open_backend``.
 
         Raises:
             ConfigError: ``TR-TOKENIZER-FAST-MISSING``: one is required and there is none.
@@ -213,14 +248,14 @@ class CheckedEncoder:
         self.tokenizer = tokenizer
         self._compare = compare
         self._mode = mode
-        self._raw: RawEncoder | None = None
         self._count = 0
-        self.backend, self.reason = "reference", "run.fast is off"
+        self._sampled_bytes = 0
+        found = OpenBackend(reason="run.fast is off")
         if mode != "off":
-            package, self._raw, self.reason = open_backend(tokenizer, size_bytes if mode == "auto" else None)
-            self.backend = package or "reference"
-            self._require()
-            self.check_sample([text.encode() for text in hostile_texts(tokenizer)], "a hostile text")
+            found = open_backend(tokenizer, size_bytes if mode == "auto" else None, compare, kept)
+        self._raw, self.reason = found.encoder, found.reason
+        self.backend = found.package or "reference"
+        self._require()
 
     def _require(self) -> None:
         if self._mode == "require" and self._raw is None:
@@ -232,23 +267,26 @@ class CheckedEncoder:
                 "pip install tokenreel[fast], or set run.fast: off",
             )
 
-    def check_sample(self, texts: Sequence[bytes], what: str = "a document of the job") -> None:
-        """Compare on texts; at the first difference the reference takes over.
+    def check_sample(self, texts: Sequence[bytes]) -> None:
+        """Compare on documents of the job; at the first difference the reference takes over.
 
         Raises:
             ConfigError: a backend is required.
         """
         if self._raw is None or not texts:
             return
-        wrong = self._first_difference(texts, self.tokenizer.encode_batch(texts, raw=self._raw, compare=self._compare))
-        if wrong is not None:
-            self.reason = f"{self.backend} differs from the reference on {what}: {texts[wrong].decode()[:80]!r}"
+        self._sampled_bytes += sum(map(len, texts))
+        wrong = _difference(self.tokenizer, self._raw, texts, self._compare)
+        if wrong:
+            self.reason = f"{self.backend} differs from the reference on a document of the job: {wrong}"
             self.backend, self._raw = "reference", None
             self._require()
 
-    def sample_size(self, sizes: Sequence[int]) -> int:
-        """How many of the first documents of a job to compare, given their sizes in bytes."""
-        enough = int(np.searchsorted(np.cumsum(sizes), _SAMPLE_BYTES)) + 1
+    def sample_size(self, sizes: Sequence[int], file_bytes: int = 0) -> int:
+        """How many of the first documents of a file to compare, given their sizes in bytes: 256 KiB in all, and of
+        further files a 256th part, one document at least (the reference may be 30 times as slow)."""
+        limit = max(_SAMPLE_BYTES - self._sampled_bytes, min(_SAMPLE_BYTES, file_bytes // _SAMPLE_SHARE), 1)
+        enough = int(np.searchsorted(np.cumsum(sizes), limit)) + 1
         return min(_SAMPLE_DOCUMENTS, enough, len(sizes))
 
     def encode_batch(self, texts: Sequence[bytes], place_of: Callable[[int], str]) -> EncodedBatch:
@@ -288,17 +326,6 @@ class CheckedEncoder:
         except JobError:
             return True
         return False
-
-    def _first_difference(self, texts: Sequence[bytes], fast: EncodedBatch) -> int | None:
-        reference = self.tokenizer.encode_batch(texts, compare=self._compare)
-        if _same((fast.ids_T, fast.start_N), reference.ids_T, reference.start_N):
-            return None
-        for n in range(len(texts)):
-            mine = slice(*fast.start_N[n : n + 2].tolist())
-            theirs = slice(*reference.start_N[n : n + 2].tolist())
-            if not np.array_equal(fast.ids_T[mine], reference.ids_T[theirs]):
-                return n
-        return None
 
 
 def _same(one: tuple[NDArray[Any], NDArray[Any]], *other: NDArray[Any]) -> bool:
