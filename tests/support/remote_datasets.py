@@ -33,9 +33,7 @@ def through(proxy: FaultProxy, server: S3Server, patch: Any) -> None:
         patch.setenv(name, value)
 
 
-def open_remote(
-    url: str, cache: Path, batch: int = 6, config: StreamConfig | None = None, **options: Any
-) -> Stream:
+def open_remote(url: str, cache: Path, batch: int = 6, config: StreamConfig | None = None, **options: Any) -> Stream:
     """A stream over the Dataset at ``url``, cached in ``cache``; ``options`` of StoreOptions."""
     options = {"timeout_s": 10.0, "transfer": QUICK, **options}
     sources = open_sources([fetch_dataset(url, StoreOptions(cache, **options))])
