@@ -13,15 +13,18 @@ from loader.errors import ConfigError
 __all__ = ["import_tokens", "repack"]
 
 _SIZES = click.IntRange(min=1)
+_SEQ_LENS = click.IntRange(8, 1 << 24)
+_WINDOWS = click.IntRange(1, 1 << 24)
+_SHARD_BYTES = click.IntRange(1, (1 << 31) - (1 << 20))
 
 
 @click.command()
 @click.argument("dataset", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--seq-len", type=_SIZES, required=True, help="Tokens of a sample.")
+@click.option("--seq-len", type=_SEQ_LENS, required=True, help="Tokens of a sample.")
 @click.option("--output", "out", type=click.Path(path_type=Path), required=True, help="Folder of the new Dataset.")
 @click.option("--strategy", help="Packing strategy; default: the Dataset's own.")
-@click.option("--window-documents", type=_SIZES, help="Documents packed at a time; default: the Dataset's own.")
-@click.option("--shard-bytes", type=_SIZES, help="Size a shard aims at; default: the Dataset's own.")
+@click.option("--window-documents", type=_WINDOWS, help="Documents packed at a time; default: the Dataset's own.")
+@click.option("--shard-bytes", type=_SHARD_BYTES, help="Size a shard aims at; default: the Dataset's own.")
 @click.option("--workers", type=_SIZES, default=2, show_default=True, help="Processes; never changes a result.")
 @output_options
 def repack(output: Output, dataset: Path, out: Path, workers: int, **asked: Any) -> None:
@@ -41,7 +44,7 @@ def repack(output: Output, dataset: Path, out: Path, workers: int, **asked: Any)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE=PATH...")
 @click.option("--format", "set_format", required=True, help="mds, megatron or datatrove.")
 @click.option("--output", "out", type=click.Path(path_type=Path), required=True, help="Folder of the Dataset.")
-@click.option("--seq-len", type=_SIZES, required=True, help="Tokens of a sample.")
+@click.option("--seq-len", type=_SEQ_LENS, required=True, help="Tokens of a sample.")
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path, file_okay=False), help="A tokenizer folder (DATASET/tokenizer)."
 )
@@ -53,8 +56,8 @@ def repack(output: Output, dataset: Path, out: Path, workers: int, **asked: Any)
 @click.option("--column", default="tokens", show_default=True, help="MDS: the column with the tokens.")
 @click.option("--dtype", help="MDS: dtype of the tokens in a column of bytes, such as int64.")
 @click.option("--strategy", default="best_fit", show_default=True, help="Packing strategy.")
-@click.option("--window-documents", type=_SIZES, default=8192, show_default=True, help="Documents packed at a time.")
-@click.option("--shard-bytes", type=_SIZES, default=64 << 20, show_default=True, help="Size a shard aims at.")
+@click.option("--window-documents", type=_WINDOWS, default=8192, show_default=True, help="Documents packed at a time.")
+@click.option("--shard-bytes", type=_SHARD_BYTES, default=64 << 20, show_default=True, help="Size a shard aims at.")
 @click.option(
     "--seed", type=click.IntRange(0, (1 << 63) - 1), default=17, show_default=True, help="Keys ids and order."
 )

@@ -112,7 +112,10 @@ def _packing(dataset: Dataset, options: RepackOptions) -> tuple[PackConfig, Shar
     sizes = config.get("shards") if isinstance(config.get("shards"), Mapping) else {}
     assert sizes is not None
     size_bytes = options.shard_bytes or _count(sizes, "size_bytes", ShardsConfig.size_bytes)
-    return PackConfig(options.seq_len, strategy, window), ShardsConfig(size_bytes)
+    try:
+        return PackConfig(options.seq_len, strategy, window), ShardsConfig(size_bytes)
+    except ValueError as error:  # also of a manifest, whose configuration nobody checked
+        raise ConfigError("TR-CONFIG-INVALID", str(error), str(dataset.path), "sizes that a build accepts") from None
 
 
 def _count(block: Mapping[str, Any], key: str, default: int) -> int:

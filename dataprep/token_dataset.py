@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,8 @@ __all__ = [
 
 _BUCKET_TOKEN_BYTES = 1 << 28
 _MAX_BUCKET_BITS = 12
+_OWN_NAME = re.compile(r"lock|(repack|import|pack|write)-[0-9a-f]{12}|\.tmp-.+")
+"""What such jobs put into their work folders."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +110,32 @@ def finished_set(output: Path, kind: str, digest: str) -> bool:
     """Whether the Dataset of this very job is at ``output``; False if nothing is there.
 
     Raises:
-        RefusedError: something else is there.
+        RefusedError: something else is there, or in the work folder, which goes when the job is done; or the place lies
+            inside a Dataset.
         DamageError: its manifest is damaged.
     """
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+    for folder in (output.parent.resolve() / output.name).parents:
+        if (folder / "manifest.json").is_file() and (folder / "shards.npy").is_file():
+            raise _taken("the output would lie inside a Dataset", output, f"a place outside {folder}")
+    work = work_folder(output)
+    if os.path.lexists(work) and (work.is_symlink() or not work.is_dir()):
+        raise _taken("the work folder is no folder", work, "nothing, or what such a job left")
+    others = sorted(path.name for path in work.iterdir() if not _OWN_NAME.fullmatch(path.name)) if work.is_dir() else []
+    if others:
+        raise _taken(f"the work folder holds something else, {others[0]!r}", work, "nothing, or what such a job left")
+    if not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir())):
         return False
     if (output / "manifest.json").is_file() and read_manifest(output).parents.get(kind) == digest:
         return True
-    raise RefusedError(
+    raise _taken("the output is taken by something else", output, f"nothing, or the result of this very {kind}")
+
+
+def _taken(what: str, place: Path, expected: str) -> RefusedError:
+    return RefusedError(
         "TR-OUTPUT-TAKEN",
-        "the output is taken by something else; Datasets are write-once",
-        str(output),
-        f"nothing, or the result of this very {kind}",
+        f"{what}; Datasets are write-once",
+        str(place),
+        expected,
         "choose another output, or move away what is there",
     )
 

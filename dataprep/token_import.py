@@ -59,6 +59,9 @@ def import_set(options: ImportOptions, out: Path, workers: int, output: Output) 
         DamageError: a file is not what its index says.
         RefusedError: the output is taken; see ``ImportFiles.run``.
     """
+    if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
+        place, expected = str(options.tokenizer), "the folder tokenizer/ of a Dataset"
+        raise ConfigError("TR-IMPORT-TOKENIZER", "no tokenizer folder here", place, expected)
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     facts = _facts(options, tokenizer)
     found = _find(options)
