@@ -48,8 +48,8 @@ class MixConfig:
         ratios: source -> share of the plan, any scale from 1e-9 to 1e9.
         temperature: shares in proportion to (available tokens)^(1 / temperature): 1 = natural, larger = flatter.
         stages: shares that change on the way, as for an annealing phase.
-        total_tokens: length of the plan; ``null`` with shares = the longest plan within everybody's ``max_epochs`` (1
-            if not given).
+        total_tokens: length of the plan; ``null`` with shares, or with a ``max_epochs`` below 1 = the longest plan
+            within everybody's ``max_epochs`` (1 if not given).
         max_epochs: source -> how often its documents may be seen. Without an entry: as often as needed if
             ``total_tokens`` is given and ``exhaustion`` is ``repeat``, else once.
         exhaustion: what happens to a source that runs out: ``repeat`` it (beyond ``max_epochs``: refused), ``stop`` the
@@ -87,8 +87,9 @@ class MixConfig:
 
     @property
     def asks(self) -> bool:
-        """Whether anything is asked for that the Dataset's natural shares would not say."""
-        return self.shaped or self.total_tokens is not None
+        """Whether anything is asked for that the Dataset's natural shares would not say: also that some source may not
+        be seen whole."""
+        return self.shaped or self.total_tokens is not None or any(epochs < 1 for epochs in self.max_epochs.values())
 
     @property
     def shaped(self) -> bool:

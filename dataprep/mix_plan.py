@@ -34,6 +34,7 @@ from .mix_config import MixConfig
 __all__ = ["SHARE_BITS", "MixPlan", "PlannedStage", "largest_remainder", "most_tokens", "plan_mix"]
 
 SHARE_BITS = 40
+_RATIO_BITS = 128
 _DECIMALS = Context(prec=40)
 
 
@@ -166,9 +167,13 @@ def _asked(tokens: Mapping[str, int], config: MixConfig) -> _Asked:
     else:
         parts, weights = [Fraction(1)], [{s: Fraction(r) for s, r in (config.ratios or tokens).items()}]
     whole = sum(parts)
-    sums = [sum(stage.values()) for stage in weights]
-    ratios = tuple({s: w / total for s, w in stage.items()} for stage, total in zip(weights, sums, strict=True))
-    return _Asked(tuple(part / whole for part in parts), ratios)
+    if len(parts) > 1:
+        # One denominator: exact quotients of 1,024 stages sum to numbers of 50,000 digits, and no plan is ever done.
+        scale = 1 << _RATIO_BITS
+        ratios = [{s: Fraction(n, scale) for s, n in largest_remainder(stage, scale).items()} for stage in weights]
+    else:
+        ratios = [{s: weight / sum(stage.values()) for s, weight in stage.items()} for stage in weights]
+    return _Asked(tuple(part / whole for part in parts), tuple(ratios))
 
 
 def _tempered(tokens: Mapping[str, int], temperature: float) -> dict[str, Fraction]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from dataprep import mix_plan
 from dataprep.mix import keep_cover, keep_prefix, mix_table, realised, stages_table
 from dataprep.mix_config import MixConfig, MixStageConfig
 from dataprep.mix_plan import SHARE_BITS, MixPlan, largest_remainder, most_tokens, plan_mix
@@ -308,3 +309,27 @@ def test_shares_are_realised_and_printed() -> None:
     assert table[2].split() == ["web", "~9,000", "2,000", "2,010", "50.00%", "50.00%", "+0.000%", "0.995"]
     assert table[-1].startswith("~ estimated")
     assert "web 50.00%  code 50.00%" in stages_table(plan.stages)
+
+
+def test_a_cap_below_one_epoch_holds_where_nothing_else_is_asked_for() -> None:
+    config = MixConfig(max_epochs={"code": 0.5})
+    assert config.asks
+    assert planned(config) == {"web": 4500, "code": 500, "books": 250}
+    assert not MixConfig(max_epochs={"code": 3}).asks
+
+
+def test_many_stages_of_many_sources_have_one_denominator() -> None:
+    """Quotients of their own would sum to numbers of thousands of digits; what was asked for stays, to 2^-40."""
+    names = [f"s{number}" for number in range(40)]
+    stages = tuple(
+        MixStageConfig(1.1 + s % 3, {n: 0.1 + (7 * i + s) % 11 for i, n in enumerate(names)}) for s in range(48)
+    )
+    plan = plan_mix(dict.fromkeys(names, 10**9), MixConfig(stages=stages, total_tokens=10**10), 8)
+    for planned_stage in plan.stages:
+        weights = stages[planned_stage.asked].ratios
+        for name in names:
+            exact = Fraction(weights[name]) / sum(map(Fraction, weights.values()))
+            assert abs(exact - Fraction(planned_stage.shares[name], 1 << SHARE_BITS)) <= Fraction(1, 1 << SHARE_BITS)
+    assert (
+        max(len(str(mix_plan._asked(dict.fromkeys(names, 1), MixConfig(stages=stages)).mean(n))) for n in names) < 200
+    )
