@@ -58,7 +58,7 @@ STAGES: Mapping[str, int] = {
     "gauge": 1,
     "thin": 1,
     "tokenize": 3,
-    "mix": 3,
+    "mix": 4,
     "pack": 1,
     "write": 3,
 }
