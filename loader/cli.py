@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "skip": ("loader.run_cli:skip", "Cut steps, positions, samples or documents from a run's future."),
     "replay": ("train.cli:replay", "The identical batches again: text, loss and gradient norm of each segment."),
     "rollback": ("train.cli:rollback", "Move a run back to a checkpoint; its history is kept."),
+    "remap": ("loader.remap_cli:remap", "Go on with other data where those of a run truly changed."),
     "history": ("loader.run_cli:history", "Branches, spikes, cuts and resumes of a run as a timeline."),
     "report": ("loader.report_cli:report", "One self-contained HTML page about a dataset or a run."),
     "export": ("loader.interop_cli:export", "A dataset as MDS, Megatron, datatrove or Parquet files."),

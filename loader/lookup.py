@@ -7,7 +7,7 @@ decoded UTF-8 text, tokens inside their sample.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .sources import Sources
 
 __all__ = [
+    "again_step",
     "document_places",
     "document_steps",
     "locate_positions",
@@ -180,9 +181,21 @@ def document_steps(plan: Plan, sources: Sources, document: int, stop_position: i
         "document": f"{document:016x}",
         "stop_position": stop_position,
         "steps": sorted({reading["step"] for reading in readings}),
+        "again_step": again_step(readings),
         "readings": readings,
         "cut": positions_N[~alive_N].tolist(),
     }
+
+
+def again_step(readings: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first step that reads a sample of the document again, of readings oldest first; None if none does."""
+    seen: set[tuple[str, int, int, int]] = set()
+    for reading in readings:
+        segment = (reading["source"], reading["sample"], reading["byte_start"], reading["byte_stop"])
+        if segment in seen:
+            return int(reading["step"])
+        seen.add(segment)
+    return None
 
 
 def document_places(dataset: Dataset, document: int) -> dict[str, Any]:

@@ -39,12 +39,13 @@ def parse_range(text: str, option: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Query:
-    """What ``locate`` is asked; exactly one of the first four is set."""
+    """What ``locate`` is asked; exactly one of the first five is set."""
 
     step: int | None
     position: str | None
     document: str | None
     grep: str | None
+    twice: bool
     branch: int | None
     steps: str | None
     stop_step: int | None
@@ -52,14 +53,16 @@ class _Query:
     root: tuple[str, ...]
 
     def check(self) -> None:
-        asked = [self.step is not None, self.position is not None, self.document is not None, self.grep is not None]
-        if sum(asked) != 1:
+        given = (self.step, self.position, self.document, self.grep, self.twice or None)
+        asked = sum(value is not None for value in given)
+        if asked != 1:
             raise ConfigError(
-                "TR-LOCATE-QUESTION", f"{sum(asked)} questions", "tokenreel locate",
-                "exactly one of --step, --position, --document, --grep",
+                "TR-LOCATE-QUESTION", f"{asked} questions", "tokenreel locate",
+                "exactly one of --step, --position, --document, --grep, --twice",
             )  # fmt: skip
         self._refuse(self.steps is not None and self.grep is None, "--steps", "--grep")
-        self._refuse(self.stop_step is not None and self.document is None, "--stop-step", "--document")
+        alone = self.stop_step is not None and self.document is None and not self.twice
+        self._refuse(alone, "--stop-step", "--document or --twice")
         self._refuse(self.text and self.step is None and self.position is None, "--text", "--step or --position")
 
     def check_dataset(self) -> None:
@@ -80,9 +83,10 @@ class _Query:
 @click.option("--position", metavar="A:B", help="What lies at these positions of the order.")
 @click.option("--document", metavar="ID", help="Where and when a document (16 hex digits) is read.")
 @click.option("--grep", metavar="TEXT", help="What was read that holds this text.")
+@click.option("--twice", is_flag=True, help="The first step that reads again what was read before.")
 @click.option("--branch", type=click.IntRange(min=0), help="As this branch saw it; default: the current one.")
 @click.option("--steps", metavar="A:B", help="With --grep: only these steps.")
-@click.option("--stop-step", type=click.IntRange(min=0), help="With --document: up to this step, done or not.")
+@click.option("--stop-step", type=click.IntRange(min=0), help="With --document, --twice: up to this step, done or not.")
 @click.option("--text", is_flag=True, help="With --step or --position: show the text of each segment.")
 @click.option("--root", multiple=True, metavar="[SOURCE=]FOLDER", help="Where the input files are.")
 @output_options
@@ -106,26 +110,41 @@ def locate(output: Output, folder: str, **options: Any) -> None:
 
 
 def _locate_in_run(view: RunView, query: _Query) -> dict[str, Any]:
-    from .grep import SegmentTexts, grep_run
-    from .lookup import document_steps, locate_positions, locate_step, parse_document
+    from .grep import SegmentTexts
+    from .lookup import parse_document
+    from .repeats import first_repeats
+    from .run_past import documents_over_time, grep_over_time, positions_over_time, step_over_time
     from .text.roots import parse_roots
 
-    roots = parse_roots(query.root)
+    def texts(one: RunView) -> SegmentTexts:
+        return SegmentTexts(one.sources.datasets, parse_roots(query.root))
+
+    stop = view.next_position if query.stop_step is None else int(view.plan.first_position(query.stop_step))
+    if query.twice:
+        return first_repeats(view, stop)
     if query.document is not None:
-        stop = view.next_position if query.stop_step is None else int(view.plan.first_position(query.stop_step))
-        return document_steps(view.plan, view.sources, parse_document(query.document), stop)
-    texts = SegmentTexts(view.sources.datasets, roots)
+        return documents_over_time(view, parse_document(query.document), stop)
     if query.grep is not None:
-        start, stop = (0, view.num_steps) if query.steps is None else parse_range(query.steps, "--steps")
-        view.plan.next_position(stop - 1)  # refuses steps behind the plan's end before anything is read
-        return grep_run(view, query.grep, range(start, stop), texts)
+        first, last = (0, view.num_steps) if query.steps is None else parse_range(query.steps, "--steps")
+        view.plan.next_position(last - 1)  # refuses steps behind the plan's end before anything is read
+        return grep_over_time(view, query.grep, range(first, last), texts)
     if query.step is not None:
-        result = locate_step(view, query.step)
+        parts = [step_over_time(view, query.step)]
     else:
-        result = locate_positions(view, *parse_range(query.position or "", "--position"))
-    if query.text:
-        texts.with_text(view.sources, result["samples"])
-    return result
+        parts = positions_over_time(view, *parse_range(query.position or "", "--position"))
+    for one, result in parts if query.text else ():
+        texts(one).with_text(one.sources, result["samples"])
+    return parts[0][1] if len(parts) == 1 else _joined(view, [result for _, result in parts])
+
+
+def _joined(view: RunView, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The answers of several plans about one range of positions."""
+    return {
+        "branch": view.branch.number,
+        "positions": [parts[0]["positions"][0], parts[-1]["positions"][1]],
+        "cut": [position for part in parts for position in part["cut"]],
+        "samples": [sample for part in parts for sample in part["samples"]],
+    }
 
 
 def _locate_in_dataset(location: str, query: _Query) -> dict[str, Any]:
@@ -162,6 +181,7 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     from .collateral import collateral_of
     from .order.skips import SkipList
     from .run_config import build_plan
+    from .run_data import entries_in_force
     from .run_text import skip_text
     from .run_view import open_run
     from .runs import append_event, append_skips, lock_run
@@ -171,7 +191,8 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     with lock_run(paths):
         view = open_run(paths.root)
         entry = _skip_entry(view, options)
-        build_plan(view.data, view.sources, SkipList((*view.entries, entry)))  # refuses what would leave nothing
+        entries, _ = entries_in_force((*view.entries, entry), view.force, view.sources)
+        build_plan(view.data, view.sources, SkipList(entries), view.force.start)  # refuses what would leave nothing
         collateral = collateral_of(view.plan, view.sources, entry)
         number = len(view.entries) + 1
         if not plan_only:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["history_text", "located_text", "skip_text"]
+__all__ = ["history_text", "located_text", "remap_text", "skip_text"]
 
 
 def _clean(text: str) -> str:
@@ -26,6 +26,8 @@ def located_text(result: Mapping[str, Any]) -> str:
         return "\n".join(_hit_lines(result))
     if "readings" in result:
         return "\n".join(_reading_lines(result))
+    if "by_source" in result:
+        return "\n".join(_repeat_lines(result))
     return "\n".join(_place_lines(result))
 
 
@@ -72,6 +74,24 @@ def _reading_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"  step {reading['step']}, position {reading['position']:,}: {sample} {_bytes(reading)}{masked}"
     if result["cut"]:
         yield f"  cut at positions {', '.join(str(position) for position in result['cut'])}"
+    if result.get("again_step") is not None:
+        yield f"  first read again in step {result['again_step']}"
+    if result.get("unknown_before"):
+        yield f"  what steps before {result['unknown_before']} read is not known: their Datasets are gone"
+
+
+def _repeat_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    stop = f"before position {result['stop_position']:,}"
+    if result["step"] is None:
+        yield f"nothing is read twice {stop}"
+    else:
+        documents = ", ".join(result["documents"][:8]) or "none (masked or padding)"
+        yield f"step {result['step']} is the first to read something again ({stop}): documents {documents}"
+    for name, found in result["by_source"].items():
+        again = "nothing again" if found is None else f"step {found['step']}, position {found['position']:,}"
+        yield f"  {_clean(name)}: {again}"
+    if result.get("since_step"):
+        yield f"  what was read before step {result['since_step']}, from other Datasets, takes no part"
 
 
 def _place_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -104,6 +124,25 @@ def skip_text(result: Mapping[str, Any]) -> str:
     if collateral["other_tokens"]:
         tokens, documents = collateral["other_tokens"], collateral["other_documents"]
         lines.append(f"  with them go {tokens:,} tokens of {documents:,} other documents in the same samples")
+    return "\n".join(lines)
+
+
+def remap_text(result: Mapping[str, Any]) -> str:
+    """The text of ``remap``'s answer."""
+    made = "branch" if result["written"] else "would be branch"
+    lines = [f"{made} {result['branch']}, from step {result['step']}, position {result['position']:,} on, reads"]
+    lines += [f"  {_clean(entry['path'])} ({entry['digest']})" for entry in result["datasets"]]
+    lines += ["instead of", *(f"  {_clean(old['path'])} ({old['digest']})" for old in result["before"]["datasets"])]
+    for name, count in (result["consumed"] or {}).items():
+        lines.append(f"read so far: {_clean(name)} {count['positions']:,} samples, {count['epochs']:.3f} epochs")
+    if result["consumed"] is None:
+        lines.append(
+            f"read so far: not known, as the old Datasets are gone: {_clean(str(result['old_datasets_gone']))}"
+        )
+    lines += [f"goes on in its order: {_clean(name)}" for name in result["start"]["carried"]]
+    if result["undone_steps"]:
+        lines.append(f"{result['undone_steps']} steps behind the checkpoint are done again, on the new data")
+    lines += [f"left behind: cut {one['number']:06d}, {_clean(one['why'])}" for one in result["left_behind"]]
     return "\n".join(lines)
 
 

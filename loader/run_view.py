@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .errors import ConfigError, DamageError, RefusedError
 from .remote.store import is_url
 from .run_config import DataConfig, build_plan
+from .run_data import DataInForce, data_in_force, entries_in_force
 from .runs import Branch, RunPaths, ledger_of, next_position, read_branches, read_config, read_identity, read_skips
 from .sources import Sources, open_sources
 
@@ -34,6 +35,7 @@ class RunView:
         data: its ``data:`` block.
         branch: the branch looked at.
         entries: skip entries that the branch saw, number 1 first.
+        force: which data it reads, and from where on.
         sources: its Datasets.
         plan: order, mixture, batches and skips as one function.
         ledger_N: what the branch consumed, one record a step (``ledger_dtype``).
@@ -46,6 +48,7 @@ class RunView:
     data: DataConfig
     branch: Branch
     entries: tuple[SkipEntry, ...]
+    force: DataInForce
     sources: Sources
     plan: Plan
     ledger_N: NDArray[Any]
@@ -107,7 +110,8 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
     identity, semantic, branches = read_identity(paths), read_config(paths), read_branches(paths)
     if branch is not None and not 0 <= branch < len(branches):
         raise ConfigError("TR-RUN-BRANCH", f"no branch {branch}", str(root), f"0 .. {len(branches) - 1}")
-    data = parse_data_config(semantic, str(paths.config))
+    force = data_in_force(semantic, identity, branches, branch)
+    data = parse_data_config({"data": force.data}, str(paths.config))
     places = [place if is_url(place) else str(root / place) for place in data.datasets]
     for place in places:
         if not is_url(place) and not Path(place).is_dir():
@@ -115,10 +119,11 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
                 "TR-RUN-DATASET", f"no Dataset at {place}", str(paths.config), "run and Datasets moved together"
             )
     sources = open_sources([look_into_dataset(place) for place in places])
-    began_with = [entry["digest"] for entry in identity.get("datasets", [])]
+    began_with = [entry["digest"] for entry in force.datasets]
     for place, wanted, found in zip(places, began_with, sources.digests, strict=False):
         if wanted != found:
-            raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", place, wanted)
+            next_command = f"tokenreel remap {root} --dataset {place}"
+            raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", place, wanted, next_command)
     entries = tuple(read_skips(paths, branch))
     own = branches[-1 if branch is None else branch]
     ledger_N = ledger_of(paths, branch)
@@ -129,8 +134,9 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
         data=data,
         branch=own,
         entries=entries,
+        force=force,
         sources=sources,
-        plan=build_plan(data, sources, SkipList(entries)),
+        plan=build_plan(data, sources, SkipList(entries_in_force(entries, force, sources)[0]), force.start),
         ledger_N=ledger_N,
         next_position=next_position(own, ledger_N),
     )

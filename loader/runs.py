@@ -71,6 +71,7 @@ class Branch:
         first_skip: number of the first skip entry that the parent did not see.
         reason: why.
         skips: entries made with the branch, as JSON; numbered from ``first_skip`` on.
+        remap: from here on the run reads other data, see ``run_data.Remap``; None: the same.
     """
 
     number: int
@@ -80,10 +81,14 @@ class Branch:
     first_skip: int
     reason: str
     skips: tuple[Mapping[str, Any], ...] = ()
+    remap: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As stored."""
-        return {**vars(self), "skips": [dict(entry) for entry in self.skips]}
+        value = {**vars(self), "skips": [dict(entry) for entry in self.skips]}
+        if self.remap is None:
+            del value["remap"]
+        return value
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Branch:
@@ -105,9 +110,14 @@ def read_branches(paths: RunPaths) -> tuple[Branch, ...]:
 
 
 def open_branch(
-    paths: RunPaths, from_step: int, from_position: int, reason: str, entries: Sequence[SkipEntry] = ()
+    paths: RunPaths,
+    from_step: int,
+    from_position: int,
+    reason: str,
+    entries: Sequence[SkipEntry] = (),
+    remap: Mapping[str, Any] | None = None,
 ) -> Branch:
-    """Open a branch at a checkpoint's next step and position, with the skip entries that come with it, in one write.
+    """Open a branch at a checkpoint's next step and position, with all that comes with it, in one write.
 
     The caller holds the lock. The parent is the branch that did the step before ``from_step``: the current one or, when
     it began later, one of its ancestors.
@@ -124,6 +134,7 @@ def open_branch(
         first_skip=len(read_skips(paths)) + 1,
         reason=reason,
         skips=tuple(finite_json(entry.to_json()) for entry in entries),
+        remap=remap,
     )
     write_sealed(paths.branches, {"branches": [*(old.to_json() for old in branches), branch.to_json()]})
     materialise_skips(paths)

@@ -19,8 +19,10 @@ from loader.config_check import check
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import write_atomic
 from loader.remote.store import is_url
+from loader.run_data import data_in_force
 from loader.run_folder import RunPaths, create_run, read_config, read_identity
 from loader.run_view import dataset_entries, relative_datasets
+from loader.runs import read_branches
 from loader.settings import Loaded, to_plain
 from loader.sources import Sources, open_sources
 from loader.yaml_tree import parse_yaml
@@ -161,8 +163,9 @@ def establish(job: Job, sources: Sources) -> Changes:
         }
         create_run(job.paths, identity, job.semantic)
         return Changes()
-    began_with = read_identity(job.paths)["datasets"]
-    differing = _differences(job.semantic, read_config(job.paths))
+    identity, stored = read_identity(job.paths), read_config(job.paths)
+    began_with = data_in_force(stored, identity, read_branches(job.paths)).datasets
+    differing = _differences(job.semantic, stored)
     fixed = [item for item in differing if not _under(item[0], (*_FREE, *_LATER))]
     if fixed:
         lines = "".join(f"\n  {key}: {here!r}, the run has {there!r}" for key, here, there in fixed)
@@ -172,8 +175,10 @@ def establish(job: Job, sources: Sources) -> Changes:
         )  # fmt: skip
     for entry, digest in zip(began_with, sources.digests, strict=False):
         if entry["digest"] != digest:
+            expected = f"{entry['digest']}, as at the start"
+            next_command = f"tokenreel remap {job.paths.root} --dataset ..., if the data truly changed"
             raise RefusedError(
-                "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], f"{entry['digest']}, as at the start"
+                "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], expected, next_command
             )
     keys = [key for key, _, _ in differing]
     later = tuple(key for key in keys if _under(key, _LATER))

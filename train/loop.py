@@ -6,15 +6,17 @@ branch with its skip entries) is atomic; so a process killed anywhere comes to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from loader.errors import DamageError, JobError
 from loader.order.plan import Plan
+from loader.order.skips import SkipEntry, SkipList
 from loader.run_config import build_plan, mixture_of, planned_positions
-from loader.run_folder import append_event, lock_run, write_config
-from loader.runs import ledger_of, materialise_skips, open_branch, read_branches, read_skips
+from loader.run_data import data_in_force, entries_in_force
+from loader.run_folder import append_event, lock_run, read_identity, write_config
+from loader.runs import Branch, ledger_of, materialise_skips, open_branch, read_branches, read_skips
 from loader.sources import Sources
 from loader.stream.stream import Stream, StreamConfig
 
@@ -110,7 +112,7 @@ class _Driver:
         materialise_skips(paths)
         branches = read_branches(paths)
         entries = read_skips(paths)
-        plan = _plan(self._job, self._sources, entries)
+        plan = _plan(self._job, self._sources, entries, branches)
         watch = SpikeWatch(config.spikes, mixture_stages(self._job, self._sources), rollbacks_from(entries))
         stream = Stream(plan, self._sources, StreamConfig(threads=config.run.reader_threads))
         checkpoint = self._load(branches, watch, stream)
@@ -235,7 +237,7 @@ class _Driver:
         return True
 
 
-def _plan(job: Job, sources: Sources, entries: Any) -> Plan:
-    from loader.order.skips import SkipList
-
-    return build_plan(job.config.data, sources, SkipList(tuple(entries)))
+def _plan(job: Job, sources: Sources, entries: Sequence[SkipEntry], branches: Sequence[Branch]) -> Plan:
+    force = data_in_force(job.semantic, read_identity(job.paths), branches)
+    kept, _ = entries_in_force(entries, force, sources)
+    return build_plan(job.config.data, sources, SkipList(kept), force.start)

@@ -172,8 +172,10 @@ class Plan:
             for source in config.sources
         )
         self._order_set = OrderSet(self.orders)
-        self._first_position = config.start.position if config.start is not None else 0
-        self._first_rank_S = self.mixture.counts_before(self._first_position)
+        start = config.start or PlanStart(0, 0, "")
+        self._first_position = start.position
+        self._carried_S = np.array([start.carried.get(name, 0) for name in self.source_names], np.int64)
+        self._first_rank_S = self.mixture.counts_before(self._first_position) - self._carried_S
         self._check_sources()
         self._resolver = resolver
         self._drops = self._compile_drops()
@@ -233,14 +235,15 @@ class Plan:
         for entry in self.skips.entries:
             for source, sample_X in self.dropped_samples(entry).items():
                 by_stamp.setdefault(source, {}).setdefault(entry.stamp, []).append(sample_X)
-        all_stamps = {stamp for stamps in by_stamp.values() for stamp in stamps}
+        all_stamps = {max(stamp, self._first_position) for stamps in by_stamp.values() for stamp in stamps}
         ranks_at = {stamp: self.mixture.counts_before(stamp) for stamp in all_stamps}
         drops = {}
         for source, stamps in by_stamp.items():
             regimes, all_X = [], np.empty(0, np.int64)
             for stamp in sorted(stamps):
                 all_X = np.union1d(all_X, np.concatenate(stamps[stamp]))
-                regimes.append(DropRegime(max(0, int(ranks_at[stamp][source] - self._first_rank_S[source])), all_X))
+                start_rank = int(ranks_at[max(stamp, self._first_position)][source] - self._first_rank_S[source])
+                regimes.append(DropRegime(start_rank, all_X))
             drops[source] = SourceDrops(self.orders[source], regimes, self.source_names[source])
         return drops
 
@@ -283,6 +286,12 @@ class Plan:
                     raw_N[here] = drops.raw_of_rank(rank_N[here])
         epoch_N, sample_N = self._order_set.locate(source_N, raw_N)
         return SampleRefs(positions_N, source_N, rank_N, epoch_N, sample_N)
+
+    def raw_before(self, position: int) -> dict[str, int]:
+        """Source -> raw index of its order that its first slot at or behind ``position`` reads."""
+        rank_S = self.mixture.counts_before(position) - self._first_rank_S
+        raw = {n: int(drops.raw_of_rank(rank_S[n : n + 1])[0]) for n, drops in self._drops.items()}
+        return {name: raw.get(number, int(rank_S[number])) for number, name in enumerate(self.source_names)}
 
     def step_positions(self, step: int) -> _Ints:
         """positions_B: the surviving positions of a step, ascending.
@@ -349,7 +358,7 @@ class Plan:
         epoch_M = np.repeat(np.arange(num_epochs), len(sample_N))
         raw_M = order.raw_of(epoch_M, sample_N[which_M])
         rank_M = raw_M if drops is None else drops.rank_of_raw(raw_M)
-        inside_M = (rank_M >= 0) & (rank_M < num_slots)
+        inside_M = (rank_M >= int(self._carried_S[number])) & (rank_M < num_slots)
         position_M = self.mixture.position_of(number, rank_M[inside_M] + first_rank)
         below_M = (position_M >= 0) & (position_M < stop_position)
         position_M, which_M = position_M[below_M], which_M[inside_M][below_M]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["PlanStart"]
@@ -10,24 +11,26 @@ __all__ = ["PlanStart"]
 
 @dataclass(frozen=True)
 class PlanStart:
-    """From ``position`` on every source is read from the start of its order; positions before are another plan's.
+    """From ``position`` on sources are read from the start of their order; positions before are another plan's.
 
     Positions, steps, batch sizes and the mixture go on counting: only what the slots of a source read begins anew.
 
     Attributes:
         position, step: the first ones of this plan.
         cursor: digest of the other plan's Cursor there, which names everything that shaped the positions before.
+        carried: sources whose Dataset stayed the same go on instead: source -> raw index of its order to read next.
     """
 
     position: int
     step: int
     cursor: str
+    carried: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
-        return {"position": self.position, "step": self.step, "cursor": self.cursor}
+        return {**vars(self), "carried": dict(self.carried)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> PlanStart:
+    def from_json(value: Mapping[str, Any]) -> PlanStart:
         """From what :meth:`to_json` gave."""
-        return PlanStart(int(value["position"]), int(value["step"]), str(value["cursor"]))
+        return PlanStart(**value)

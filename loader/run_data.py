@@ -1,0 +1,142 @@
+"""Which data a branch of a run reads: those the run began with, or those that a remap on its way went over to.
+
+A remap is part of the record of the branch that it opened, so both appear in one write; ``config.yaml`` follows, and a
+process killed between the two writes changes nothing of what holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .errors import DamageError
+from .runs import Branch
+
+if TYPE_CHECKING:
+    from .order.skips import SkipEntry
+    from .order.start import PlanStart
+    from .sources import Sources
+
+__all__ = ["DataInForce", "Remap", "data_in_force", "entries_in_force", "lineage_of"]
+
+
+@dataclass(frozen=True)
+class Remap:
+    """What a branch record holds of a remap.
+
+    Attributes:
+        datasets: [{path, digest}] from here on. data: the ``data:`` block from here on.
+        before: the same two of the plan that it takes over from: ``datasets``, ``data``.
+        start: as ``PlanStart.to_json``.
+        consumed: source -> {positions, epochs} that were read before, by the old plan; None where its Datasets were
+            gone already.
+        left_behind: [{number, why}] skip entries that mean nothing for the new data.
+    """
+
+    datasets: Sequence[Mapping[str, str]]
+    data: Mapping[str, Any]
+    before: Mapping[str, Any]
+    start: Mapping[str, Any]
+    consumed: Mapping[str, Any] | None
+    left_behind: Sequence[Mapping[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class DataInForce:
+    """What a branch reads.
+
+    Attributes:
+        data: the ``data:`` block, as stored. datasets: [{path, digest}] that its Datasets must begin with.
+        start: where its plan takes over from another one, or None. branch: the branch that the remap opened, or None.
+        remap: the record of that, or None.
+    """
+
+    data: Mapping[str, Any]
+    datasets: Sequence[Mapping[str, str]]
+    start: PlanStart | None = None
+    branch: Branch | None = None
+    remap: Remap | None = None
+
+
+def lineage_of(branches: Sequence[Branch], number: int) -> list[Branch]:
+    """A branch and its ancestors, the branch first."""
+    lineage = [branches[number]]
+    while (parent := lineage[-1].parent) is not None:
+        lineage.append(branches[parent])
+    return lineage
+
+
+def _remapped(branches: Sequence[Branch], number: int | None) -> Branch | None:
+    """The nearest branch of a lineage that a remap opened."""
+    lineage = [] if number is None else lineage_of(branches, number)
+    return next((branch for branch in lineage if branch.remap is not None), None)
+
+
+def data_in_force(
+    semantic: Mapping[str, Any], identity: Mapping[str, Any], branches: Sequence[Branch], number: int | None = None
+) -> DataInForce:
+    """The data of a branch (default: the current one), by the contents of config.yaml, run.json and branches.json.
+
+    Raises:
+        DamageError: a remap record is none.
+    """
+    from .order.start import PlanStart
+
+    branch = _remapped(branches, branches[-1].number if number is None else number)
+    remap = None if branch is None else _parsed(branch)
+    datasets = identity.get("datasets", []) if remap is None else remap.datasets
+    wanted, data = [entry["path"] for entry in datasets], semantic.get("data") or {}
+    if list(data.get("datasets", ()))[: len(wanted)] != wanted:  # config.yaml is that of another remap
+        later = (one for one in branches if one.remap is not None and _remapped(branches, one.parent) is branch)
+        follower = next(later, None)
+        if follower is not None:
+            data = _parsed(follower).before["data"]
+        elif remap is not None:
+            data = remap.data
+    start = None if remap is None else PlanStart.from_json(remap.start)
+    return DataInForce(data, datasets, start, branch, remap)
+
+
+def _parsed(branch: Branch) -> Remap:
+    try:
+        return Remap(**(branch.remap or {}))
+    except TypeError as error:
+        place = f"branch {branch.number}"
+        raise DamageError("TR-RUN-BRANCHES", "no remap record", place, "an untouched file") from error
+
+
+def entries_in_force(
+    entries: Sequence[SkipEntry], force: DataInForce, sources: Sources
+) -> tuple[tuple[SkipEntry, ...], list[dict[str, Any]]]:
+    """The skip entries that act on a branch's data, and what is left behind: ``number`` and ``why``.
+
+    Entries made before a remap name samples and segments of Datasets that are no longer read. They stay where they
+    mean the same: on positions, on whole sources, on sources whose Dataset is the same; and of documents that are to
+    be dropped, those that are still there.
+    """
+    if force.branch is None or force.remap is None:
+        return tuple(entries), []
+    known = {entry["digest"] for entry in force.remap.before["datasets"]}
+    same = {name for name, digest in sources.digest_by_source.items() if digest in known}
+    old = force.branch.first_skip - 1
+    kept: list[SkipEntry] = []
+    left: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries, 1):
+        if number > old or entry.kind == "positions":
+            kept.append(entry)
+        elif entry.kind == "documents" and entry.mode == "drop":
+            there = tuple(one for one in entry.documents if sources.samples_of_document(one))
+            kept += [replace(entry, documents=there)] if there else []
+            if len(there) < len(entry.documents):
+                gone = len(entry.documents) - len(there)
+                left.append({"number": number, "why": f"{gone} of {len(entry.documents)} documents are not there"})
+        elif entry.kind == "documents" or entry.source in (same if entry.kind != "source" else sources.names):
+            kept.append(entry)
+        else:
+            left.append({"number": number, "why": f"source {entry.source!r} is another one, or gone"})
+    return tuple(kept), left
