@@ -183,11 +183,7 @@ def _shape(path: Path, kind: str, request: ReadRequest) -> _Shape:
             schema = file.schema_arrow
             is_text, has_extra = _columns(path, schema, request)
             rows = group_rows(file)
-            fewest = _ROWS_AT_ONCE
-            for group in range(len(rows) if is_text else 0):
-                most = request.options.batch_bytes
-                fewest = min(fewest, rows_at_once(path, file, group, [request.text_field], most))
-            largest = max((_group_bytes(file, group, request) for group in range(len(rows))), default=0)
+            fewest, largest = _group_sizes(path, file, request) if is_text else (_ROWS_AT_ONCE, 0)
             return _Shape(np.cumsum(np.array(rows, np.int64)), is_text, has_extra, fewest, largest)
     except FileNotFoundError as error:
         raise missing(path, error) from error
@@ -197,8 +193,20 @@ def _shape(path: Path, kind: str, request: ReadRequest) -> _Shape:
         raise damage(path, "its footer" if kind == "parquet" else "its schema", error) from error
 
 
-def _group_bytes(file: Any, group: int, request: ReadRequest) -> int:
-    return sum(chunk.total_uncompressed_size for chunk in column_chunks(file, group, [request.text_field]))
+def _group_sizes(path: Path, file: Any, request: ReadRequest) -> tuple[int, int]:
+    """Rows to read at once, and bytes of the largest row group; if one is damaged, more than is left to ``datasets``:
+    the format's own reader gives the rows in front of it."""
+    fewest, largest, field = _ROWS_AT_ONCE, 0, [request.text_field]
+    try:
+        for group in range(file.metadata.num_row_groups):
+            fewest = min(fewest, rows_at_once(path, file, group, field, request.options.batch_bytes))
+            sizes = (chunk.total_uncompressed_size for chunk in column_chunks(file, group, field))
+            largest = max(largest, sum(sizes))
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return fewest, _LARGEST_BYTES + 1
+    return fewest, largest
 
 
 def _columns(path: Path, schema: pa.Schema, request: ReadRequest) -> tuple[bool, bool]:

@@ -85,7 +85,7 @@ def test_the_configuration_reaches_the_reader() -> None:
 
 
 def dictionary_bomb() -> pa.Table:
-    """One long value, named so many times that a gigabyte would come of it."""
+    """One long value, named so many times that 200 MB would come of it."""
     values = pa.array(["y" * (1 << 20)])
     return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int16()), values)})
 
@@ -100,7 +100,7 @@ def test_a_value_named_many_times_expands_a_few_at_once(tmp_path: Path, form: st
         if form == "view":
             view = struct.pack("<i4sii", 1 << 20, b"yyyy", 0, 0) * 200
             buffers = [None, pa.py_buffer(view), pa.py_buffer(b"y" * (1 << 20))]
-            table = pa.table({"text": pa.Array.from_buffers(pa.string_view(), 1024, buffers)})
+            table = pa.table({"text": pa.Array.from_buffers(pa.string_view(), 200, buffers)})
         with ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
     name = "parquet" if form == "parquet" else "arrow"
