@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError
+from .order.weights import BLOCK, POSITION_LIMIT, WEIGHT_BITS
 from .shards.layout import FORMAT_NAME, FORMAT_VERSION, MAX_SEQ_LEN, MAX_VOCAB_SIZE
 
 __all__ = ["SCHEMAS", "SchemaEntry", "schema_named"]
@@ -69,7 +70,26 @@ def _manifest() -> dict[str, Any]:
         "files_hashed": {"type": "object", "additionalProperties": record},
         "self_hash": _HASH,
     }
-    return {"$schema": _DRAFT, "title": "manifest.json of a Dataset", **_object(properties)}
+    value = _object(properties)
+    value["properties"]["mixture"] = _mixture()  # only where a mix was asked for
+    return {"$schema": _DRAFT, "title": "manifest.json of a Dataset", **value}
+
+
+def _mixture() -> dict[str, Any]:
+    """JSON Schema of a manifest's ``mixture``."""
+    weight = {"type": "integer", "minimum": 1, "maximum": 1 << WEIGHT_BITS}
+    stage = _object(
+        {
+            "start": {"type": "integer", "minimum": 0, "multipleOf": BLOCK},
+            "weights": {"type": "object", "additionalProperties": weight, "minProperties": 1},
+        }
+    )
+    properties = {
+        "policy": {"enum": ["repeat", "stop", "renormalise"]},
+        "total_positions": {"type": "integer", "minimum": 1, "exclusiveMaximum": POSITION_LIMIT},
+        "stages": {"type": "array", "items": stage, "minItems": 1, "maxItems": 1 << 16},
+    }
+    return _object(properties)
 
 
 def _export() -> dict[str, Any]:

@@ -24,6 +24,7 @@ __all__ = ["plan_parquet", "write_parquet"]
 
 _GROUP_TOKENS = 1 << 22
 _GROUP_ROWS = 1 << 16
+_MOST_TOKENS = (1 << 31) - 1  # offsets of a list column are 32-bit; a document alone always fits
 _COLUMNS = {
     "document": "uint64",
     "source": "string",
@@ -108,6 +109,9 @@ def _groups(parts: Iterable[DocumentPart]) -> Iterator[list[DocumentPart]]:
     group: list[DocumentPart] = []
     tokens = 0
     for part in parts:
+        if group and tokens + part.num_tokens > _MOST_TOKENS:
+            yield group
+            group, tokens = [], 0
         group.append(part)
         tokens += part.num_tokens
         if tokens >= _GROUP_TOKENS or len(group) == _GROUP_ROWS:

@@ -15,10 +15,12 @@ import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
 
 from loader.cli import main
+from loader.errors import DamageError
 from loader.schema import SCHEMAS
 from loader.schema_tables import ARROW_TABLES, table_layouts
 from loader.settings import child_environment
 from loader.shards import layout
+from loader.shards.default_mixture import DefaultMixture, DefaultMixtureStage, parse_mixture
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {"build": "dataprep.config:BuildConfig", "train": "train.config:TrainConfig"}
@@ -147,6 +149,23 @@ def test_manifests_and_records_fit_their_schemas(
             for key in value:
                 with pytest.raises(jsonschema.ValidationError):
                     validator.validate({k: v for k, v in value.items() if k != key})
+
+
+def test_the_mixture_of_a_manifest_fits_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(call(capsys, "schema", "manifest")[1])["properties"]["mixture"]
+    validator = jsonschema.Draft202012Validator(schema)
+    stages = (DefaultMixtureStage(0, {"web": 1 << 26}), DefaultMixtureStage(512, {"web": 1, "code": (1 << 26) - 1}))
+    good = json.loads(json.dumps(DefaultMixture("stop", 900, stages).to_json()))
+    validator.validate(good)
+    assert parse_mixture(good, {"web", "code"}, "here").to_json() == DefaultMixture("stop", 900, stages).to_json()
+    odd = {"start": 100, "weights": {"web": 1 << 26}}
+    none = {"start": 0, "weights": {"web": 0}}
+    for change in ({"policy": "loop"}, {"total_positions": 0}, {"stages": []}, {"stages": [odd]}, {"stages": [none]}):
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate({**good, **change})
+        with pytest.raises(DamageError):
+            parse_mixture({**good, **change}, {"web", "code"}, "here")
 
 
 def dtype_of(struct: dict[str, Any]) -> np.dtype[Any]:

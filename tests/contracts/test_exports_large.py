@@ -14,6 +14,7 @@ from support.megatron import megatron_classes
 from loader.interop.datatrove import metadata_text, write_documents
 from loader.interop.export import EXPORTS, ExportOptions, export_dataset
 from loader.interop.megatron import encode_idx
+from loader.interop.parquet import _groups
 from loader.interop.walk import DocumentPart
 from loader.shards import (
     PADDING_ROW,
@@ -160,3 +161,17 @@ def test_wide_tokens_and_gaps(tmp_path: Path) -> None:
         (9, 4, [44]),
     ]
     assert [row["byte_count"] for row in found] == [[3, 2], [2], [2], [1]]
+
+
+def test_a_row_group_stays_below_the_32_bits_of_its_offsets() -> None:
+    """The longest document there can be, behind others: its tokens (no memory, a stride of 0) are counted only."""
+
+    def part(document: int, num_tokens: int) -> DocumentPart:
+        table: Any = None
+        pieces: list[Any] = [np.broadcast_to(np.uint16(1), (num_tokens,))]
+        return DocumentPart(document, 0, table, np.zeros(1, np.int64), pieces)
+
+    lengths = [5, 7, (1 << 31) - 1, 3, (1 << 22) - 1, (1 << 31) - 4, 1]
+    groups = list(_groups(part(number, length) for number, length in enumerate(lengths)))
+    assert [[part.document for part in group] for group in groups] == [[0, 1], [2], [3, 4], [5], [6]]
+    assert all(sum(part.num_tokens for part in group) < 1 << 31 for group in groups)
