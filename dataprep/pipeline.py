@@ -32,7 +32,7 @@ from .places import find_index
 from .stage_makers import StageParts, build_folders, decide_config, fates_of, stage_makers
 from .stages import RawFile, Stage, stage_digest
 from .thin import candidates
-from .tokenizer_config import LoadedModel
+from .tokenizer_config import LoadedModel, TokenizerConfig
 
 if TYPE_CHECKING:
     from datatrove.pipeline.base import PipelineStep
@@ -143,20 +143,16 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     plans = _StagePlans(job, work)
     config = job.config
     files = len(job.inputs)
+    loaded = _plan_loading(plans, config.tokenizer, model)
     screens = _plan_screens(plans, job)
     _plan_dedup(plans, job, screens)
     fates = fates_of(plans.folders)
     last = [name for name in (*screens, "decide", "spans") if name in plans.digests]
-    plain = {"tokenizer": to_plain(config.tokenizer), "seed": config.seed, "ratios": to_plain(config.mix.ratios)}
-    loaded = None
-    if config.tokenizer.train is not None:
+    if loaded is None:
+        plain = {"tokenizer": to_plain(config.tokenizer), "seed": config.seed, "ratios": to_plain(config.mix.ratios)}
         plans.add("choose", plain, last, 1)
         plans.add("sample", plain, ["choose"], files)
         plans.add("tokenizer", plain, ["sample"], 1)
-    else:
-        assert model is not None
-        loaded = LoadedModel(model, _model_hash(model, config.tokenizer.kind), config.tokenizer.policy(model))
-        plans.add("tokenizer", {"kind": config.tokenizer.kind, **loaded.policy.to_plain()}, [], 1, [loaded.model_hash])
     thinned = _plan_thinning(plans, job, last)
     plans.add("tokenize", {"seed": config.seed}, [*last, "tokenizer", *thinned], files)
     plans.add("mix", _what_mixing_uses(job), ["tokenize"], 1)
@@ -168,6 +164,18 @@ def plan_pipeline(job: Job, work: Path, model: Path | None) -> Pipeline:
     indexes = plans.extra_of("decide")[0]
     makers = stage_makers(StageParts(job, plans.folders, fates, buckets, loaded, plans.extra_of("items"), indexes))
     return Pipeline(job, work, {name: plans.stage(name, makers[name]) for name in plans.digests}, buckets)
+
+
+def _plan_loading(plans: _StagePlans, config: TokenizerConfig, model: Path | None) -> LoadedModel | None:
+    """Add the stage that loads ``model``; None where one is trained. It is the first, though nothing needs it before
+    the texts are tokenised: a wrong file must not show after hours of deduplication.
+    """
+    if config.train is not None:
+        return None
+    assert model is not None
+    loaded = LoadedModel(model, _model_hash(model, config.kind), config.policy(model))
+    plans.add("tokenizer", {"kind": config.kind, **loaded.policy.to_plain()}, [], 1, [loaded.model_hash])
+    return loaded
 
 
 def _plan_screens(plans: _StagePlans, job: Job) -> list[str]:

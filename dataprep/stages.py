@@ -50,6 +50,7 @@ STAGE_FILE = "stage.json"
 ERRORS_FOLDER = "errors"
 _SETTLED_NS = 2_000_000_000
 _SAVE_EVERY_S = 60.0
+_MOST_TOLD = 2000
 
 HashNote = tuple[int, int, str]
 """Size in bytes, time of change in ns and xxh3-128 of a file."""
@@ -298,12 +299,16 @@ _ERROR_CLASSES: Mapping[int, type[TokenreelError]] = {
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """``error`` as JSON (it may come from any machine): its own words if it is meant for users, else its traceback."""
+    """``error`` as JSON (it may come from any machine): its own words if it is meant for users, else its traceback.
+
+    Every text in it is cut to ``_MOST_TOLD`` characters: libraries quote what they could not read, whole.
+    """
     known = error if isinstance(error, TokenreelError) else file_system_error(error)
     if known is not None:
-        return {"tokenreel": known.to_json()}
+        plain = known.to_json()
+        return {"tokenreel": {key: v[:_MOST_TOLD] if isinstance(v, str) else v for key, v in plain.items()}}
     lines = traceback.format_exception(error)
-    return {"kind": type(error).__name__, "message": str(error)[:2000], "traceback": "".join(lines)[-8000:]}
+    return {"kind": type(error).__name__, "message": str(error)[:_MOST_TOLD], "traceback": "".join(lines)[-8000:]}
 
 
 def record_error(folder: Path, rank: int, error: BaseException) -> None:

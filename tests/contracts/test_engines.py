@@ -73,6 +73,12 @@ class TestEngine:
         )
         assert attempts_of(stage)[2] == 1
 
+    def test_error_longer_than_a_pipe_ends_the_stage_and_is_cut(self, name: str, tmp_path: Path) -> None:
+        stage = make_stage(tmp_path, (2, "long"))
+        with pytest.raises(DamageError, match="stage work, rank 2: a model that quotes itself") as caught:
+            run_stage(stage, make_engine(name, EngineOptions(workers=1)))
+        assert (caught.value.code, len(caught.value.message)) == ("TR-TEST-DAMAGED", len("stage work, rank 2: ") + 2000)
+
     def test_full_disk_is_named_as_such_and_the_stage_goes_on_later(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(JobError, match=r"stage work, rank 1: .*No space left on device") as caught:
             run_stage(make_stage(tmp_path, (1, "full")), make_engine(name, EngineOptions(workers=1)))

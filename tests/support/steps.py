@@ -44,6 +44,8 @@ class Work(PipelineStep):
             raise DamageError("TR-TEST-DAMAGED", "a broken record", "file.jsonl", "a whole one", "look")
         if kind == "full":
             raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/out")
+        if kind == "long":
+            raise DamageError("TR-TEST-DAMAGED", "a model that quotes itself: " + "\x00\xb5" * 1_000_000)
         if kind == "value":
             raise ValueError("seven is no colour")
         write_atomic(self.folder / f"out-{rank}", f"{rank} of {world_size}".encode())
