@@ -95,8 +95,8 @@ class TokenizerConfig:
     Attributes:
         sentencepiece, huggingface, tiktoken: exactly one.
         add_bos, add_eos: put the token at the borders of each document, never of a piece of it.
-        bos, eos, pad: which control tokens these are, by their text; ``null`` = what the model says (sentencepiece
-            models do; the others know no such thing but the customary names).
+        bos, eos, pad: which control tokens these are, by their text; ``null`` = what the tokenizer folder says, if one
+            is loaded, else the model (sentencepiece models do; the others know no such thing but the customary names).
     """
 
     sentencepiece: SentencepieceConfig | None = None
@@ -137,19 +137,23 @@ class TokenizerConfig:
         """What the tokenizer is told beside its model.
 
         Args:
-            model: the model's file, if one is loaded. In a tokenizer folder of tiktoken ranks the pattern and the
-                control tokens lie beside it, and hold where the configuration says nothing of them.
+            model: the model's file, if one is loaded. In a tokenizer folder the border tokens lie beside it, and the
+                pattern and control tokens of tiktoken ranks; they hold where the configuration says nothing of them.
+                Whether BOS and EOS are added is the configuration's alone.
 
         Raises:
             DamageError: the folder's description cannot be read.
+            RefusedError: another version wrote it.
         """
-        pattern, special = None, dict[str, int]()
+        in_folder = model is not None and model.name == MODEL_FILES[self.kind]
+        stored = stored_policy(model.parent) if in_folder and model is not None else None
+        stored = stored if stored is not None else TokenizerPolicy()
+        pattern, special = stored.pattern, dict(stored.special_tokens)
         if self.tiktoken is not None:
-            pattern, special = self.tiktoken.pattern, dict(self.tiktoken.special_tokens)
-            stored = (
-                stored_policy(model.parent) if model is not None and model.name == MODEL_FILES["tiktoken"] else None
-            )
-            if stored is not None:
-                pattern = pattern if pattern is not None else stored.pattern
-                special = special or dict(stored.special_tokens)
-        return TokenizerPolicy(self.add_bos, self.add_eos, self.bos, self.eos, self.pad, pattern, special)
+            pattern = self.tiktoken.pattern if self.tiktoken.pattern is not None else pattern
+            special = dict(self.tiktoken.special_tokens) or special
+        bos, eos, pad = (
+            given if given is not None else kept
+            for given, kept in ((self.bos, stored.bos), (self.eos, stored.eos), (self.pad, stored.pad))
+        )
+        return TokenizerPolicy(self.add_bos, self.add_eos, bos, eos, pad, pattern, special)

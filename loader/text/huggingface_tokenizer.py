@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DamageError
+from ..errors import ConfigError, DamageError
 from .encoded import EncodedParts, looks_like_control, parts_of_lists
-from .tokenizer_base import Tokenizer, TokenizerPolicy
+from .tokenizer_base import Tokenizer, TokenizerPolicy, is_library_failure
 
 __all__ = ["HuggingFaceTokenizer", "byte_letters", "plain_definition"]
 
@@ -54,8 +54,9 @@ def plain_definition(model: bytes, names: Sequence[str | None] = ()) -> tuple[di
             for token in added
             if token.get("special") or looks_like_control(token["content"])
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamageError("TR-TOKENIZER-MODEL", f"this is no tokenizer.json: {error!r}", expected="JSON") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        message = f"this is no tokenizer.json: {type(error).__name__}: {str(error)[:200]}"
+        raise DamageError("TR-TOKENIZER-MODEL", message, expected="JSON") from error
     special |= {name: vocabulary[name] for name in names if name is not None and name in vocabulary}
     for token in added:
         token["special"] = token["content"] in special
@@ -71,6 +72,34 @@ def _vocabulary(plain: Mapping[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, dict):
         return {str(token): int(i) for token, i in vocabulary.items()}
     return {str(token): i for i, (token, _) in enumerate(vocabulary)}
+
+
+def _check_ids(vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]]) -> None:
+    """Every id is one token's, and the library, which numbers added tokens itself, gave each the id in the file."""
+    if len(set(vocabulary.values())) < len(vocabulary):
+        seen: dict[int, str] = {}
+        twice = next((seen[i], token) for token, i in sorted(vocabulary.items()) if seen.setdefault(i, token) != token)
+        message = f"the tokens {twice[0][:60]!r} and {twice[1][:60]!r} have one id"
+        raise DamageError("TR-TOKENIZER-MODEL", message, expected="an id for each token")
+    for token in added:
+        name, said = token["content"], token["id"]
+        if name in vocabulary and vocabulary[name] != said:
+            message = (
+                f"the added token {name[:60]!r} has id {said} in the file, and the library gives {vocabulary[name]}"
+            )
+            raise DamageError(
+                "TR-TOKENIZER-MODEL",
+                message,
+                expected="the token's id in the model, or ids that go on from the model's, without holes, in order",
+            )
+
+
+def _unknown_id(model: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int | None:
+    place, tokens = model.get("unk_id"), model["vocab"]
+    if isinstance(tokens, list):  # Unigram: a place in the list
+        return place if isinstance(place, int) and 0 <= place < len(tokens) else None
+    name = model.get("unk_token")
+    return vocabulary.get(name) if isinstance(name, str) else None
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -93,8 +122,12 @@ class HuggingFaceTokenizer(Tokenizer):
             self._library = tokenizers.Tokenizer.from_str(json.dumps(plain))
             self._library.encode_special_tokens = True
             vocabulary: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
-        except Exception as error:  # the library raises nothing finer
-            raise DamageError("TR-TOKENIZER-MODEL", "tokenizers cannot read the model", expected=str(error)) from error
+        except BaseException as error:  # it raises nothing finer than Exception, and panics
+            if not is_library_failure(error):
+                raise
+            message = f"tokenizers cannot read the model: {str(error)[:200]}"
+            raise DamageError("TR-TOKENIZER-MODEL", message, expected="a tokenizer.json") from error
+        _check_ids(vocabulary, plain["added_tokens"])
         around = json.dumps([plain.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
         self.byte_level = '"ByteLevel"' in around
         self._marks_spaces = _MARK in around or '"Metaspace"' in around
@@ -102,10 +135,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if self._marks_spaces and not self.byte_level:
             self._reserved = _MARK.encode()
         special = {name: vocabulary[name] for name in special if name in vocabulary}
-        unknown = plain["model"].get("unk_token")
-        if isinstance(plain["model"].get("unk_id"), int):
-            unknown = plain["model"]["vocab"][plain["model"]["unk_id"]][0]
-        self._unknown_id = vocabulary.get(unknown) if unknown is not None else None
+        self._unknown_id = _unknown_id(plain["model"], vocabulary)
         self._vocabulary = vocabulary
         added = {str(token["content"]) for token in plain["added_tokens"]}
         super().__init__(self._spell(vocabulary, added, special), special, model, policy)
@@ -148,5 +178,10 @@ class HuggingFaceTokenizer(Tokenizer):
         names = byte_letters() if self.byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
         found = [self._vocabulary.get(name) for name in names]
         known = [i for i in found if i is not None]
+        for border in ("bos", "eos", "pad"):
+            name = getattr(self.policy, border)
+            if name in names:
+                message = f"{name!r} is the token of a byte, which text needs"
+                raise ConfigError("TR-TOKENIZER-BORDER", message, f"tokenizer.{border}", "a control token")
         usable = len(known) == 256 and (self.byte_level or self._falls_back)
         return known if usable and not set(known) & set(self.special.values()) else None

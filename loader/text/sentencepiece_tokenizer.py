@@ -52,7 +52,7 @@ class SentencepieceTokenizer(Tokenizer):
         self._unknown_id = int(processor.unk_id())
         size = processor.vocab_size()
         special = {processor.id_to_piece(i): i for i in range(size) if processor.is_control(i)}
-        special |= {symbol: processor.piece_to_id(symbol) for symbol in symbols if len(symbol) > 1}
+        special |= {symbol: i for symbol in symbols if len(symbol) > 1 for i in _ids_of(processor, symbol)}
         control = frozenset(special.values())
         pieces = [b"" if i in control else _piece_bytes(processor, i) for i in range(size)]
         super().__init__(pieces, special, model, policy or TokenizerPolicy())
@@ -78,6 +78,16 @@ class SentencepieceTokenizer(Tokenizer):
     def _model_says(self, border: str) -> int | None:
         said = {"bos": self._processor.bos_id, "eos": self._processor.eos_id, "pad": self._processor.pad_id}[border]()
         return int(said) if said >= 0 else None
+
+
+def _ids_of(processor: Any, symbol: str) -> list[int]:
+    """The id of a declared symbol: its piece has marks for spaces, or spaces, which never match. An unknown piece would
+    be given the id of the unknown token."""
+    for piece in (symbol.replace(" ", _SPACE.decode()), symbol):
+        i = int(processor.piece_to_id(piece))
+        if processor.id_to_piece(i) == piece:
+            return [i]
+    return []
 
 
 def _piece_bytes(processor: Any, i: int) -> bytes:

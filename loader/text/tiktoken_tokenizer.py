@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import ConfigError, DamageError
 from .encoded import EncodedParts, joined_parts, parts_of_lists
-from .tokenizer_base import Tokenizer, TokenizerPolicy
+from .tokenizer_base import Tokenizer, TokenizerPolicy, is_library_failure
 
 __all__ = ["PATTERNS", "Ranks", "TiktokenTokenizer", "read_ranks"]
 
@@ -70,10 +70,10 @@ def read_ranks(model: bytes) -> Ranks:
     """
     try:
         ranks = _read_tekken(model) if model[:1] == b"{" else _read_lines(model)
-    except (ValueError, TypeError, KeyError, IndexError, binascii.Error, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, binascii.Error, RecursionError) as error:
         raise DamageError(
             "TR-TOKENIZER-MODEL",
-            f"this is no file of ranks: {error!r}",
+            f"this is no file of ranks: {type(error).__name__}: {str(error)[:200]}",
             expected="lines of base64 and rank, or tekken JSON",
         ) from error
     used = sorted([*ranks.ids.values(), *ranks.special.values()])
@@ -88,8 +88,11 @@ def _read_lines(model: bytes) -> Ranks:
     ids: dict[bytes, int] = {}
     for line in model.splitlines():
         if line.strip():
-            token, rank = line.split()
-            ids[base64.b64decode(token, validate=True)] = int(rank)
+            encoded, rank = line.split()
+            token = base64.b64decode(encoded, validate=True)
+            if token in ids or not rank.isdigit():
+                raise ValueError(f"the token {token[:60]!r} is there twice, or its rank {rank[:60]!r} is no number")
+            ids[token] = int(rank)
     return Ranks(ids, {}, None)
 
 
@@ -98,13 +101,17 @@ def _read_tekken(model: bytes) -> Ranks:
     config = plain["config"]
     num_special = int(config["default_num_special_tokens"])
     size = int(config["default_vocab_size"]) - num_special
-    tokens = sorted(plain["vocab"], key=lambda token: int(token["rank"]))[:size]
+    tokens = sorted(plain["vocab"], key=lambda token: int(token["rank"]))[: max(size, 0)]
     ids = {base64.b64decode(token["token_bytes"], validate=True): int(token["rank"]) + num_special for token in tokens}
     named = plain.get("special_tokens") or [
         {"rank": rank, "token_str": name} for rank, name in enumerate(("<unk>", "<s>", "</s>"))
     ]
     special = {str(token["token_str"]): int(token["rank"]) for token in named}
-    return Ranks(ids, special, str(config["pattern"]))
+    if len(ids) < len(tokens) or len(special) < len(named):
+        raise ValueError("a token is there twice")
+    if not isinstance(config["pattern"], str):
+        raise TypeError("its pattern is no text")
+    return Ranks(ids, special, config["pattern"])
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -140,10 +147,12 @@ class TiktokenTokenizer(Tokenizer):
             self._library = tiktoken.Encoding(
                 "tokenreel", pat_str=self.pattern, mergeable_ranks=self.ids, special_tokens=special
             )
-        except Exception as error:  # the library raises nothing finer
+        except BaseException as error:  # it raises nothing finer than Exception, and panics
+            if not is_library_failure(error):
+                raise
             raise ConfigError(
                 "TR-TOKENIZER-PATTERN",
-                f"the pattern is no regular expression: {error}",
+                f"the pattern is no regular expression: {str(error)[:200]}",
                 "tokenizer.tiktoken.pattern",
                 f"one of {', '.join(PATTERNS)}, or a pattern",
             ) from error

@@ -38,7 +38,7 @@ from .encoded import (
     joined_parts,
 )
 
-__all__ = ["Tokenizer", "TokenizerPolicy"]
+__all__ = ["Tokenizer", "TokenizerPolicy", "is_library_failure"]
 
 _EXACT_PROBES = (
     "a",
@@ -74,7 +74,7 @@ class TokenizerPolicy:
     special_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, object]:
-        """The policy as JSON; the same for policies that mean the same."""
+        """The policy as JSON; the same for equal policies, in whatever order their control tokens are."""
         return {
             "add_bos": self.add_bos,
             "add_eos": self.add_eos,
@@ -118,6 +118,7 @@ class Tokenizer:
         start_V = np.concatenate([[0], np.cumsum(self._lengths_V, dtype=np.int64)])
         self.spelling = Spelling(np.frombuffer(b"".join([*self._pieces, bytes(SLACK_BYTES)]), np.uint8), start_V)
         self._byte_ids = self._find_byte_ids()
+        self._forbidden = frozenset(self.special.values()) - {self._unknown_id}
         self.prefix: bytes | None = None
         self.lossless = self._byte_ids is not None and self._spells(_EXACT_PROBES, b"")
         if self.lossless:
@@ -125,6 +126,8 @@ class Tokenizer:
         else:
             self.prefix = next((prefix for prefix in _PREFIXES if self._spells(_PREFIX_PROBES, prefix)), None)
         said = {border: self._model_says(border) for border in ("bos", "eos", "pad")}
+        for border, name in (("bos", policy.bos), ("eos", policy.eos)):
+            control_id(border, name, said[border], self.special)  # a wrong name is wrong, also where it is not in use
         self.bos_id = border_id("bos", policy.bos, said["bos"], self.special) if policy.add_bos else None
         self.eos_id = border_id("eos", policy.eos, said["eos"], self.special) if policy.add_eos else None
         pad = control_id("pad", policy.pad, said["pad"], self.special)
@@ -183,13 +186,13 @@ class Tokenizer:
             JobError: ``TR-TOKENIZER-TEXT``: a lossy kind's library fails at a text, which is not silently dropped.
         """
         parts, first_N = self._parts(texts)
-        strings = [part.decode() for part in parts]
-        encoded = self._checked_ids(raw, strings) if raw is not None else None
-        encoded = self._checked_ids(self._reference, strings) if encoded is None else encoded
-        assert encoded is not None
-        if self.prefix is None:
+        if self.prefix is None:  # each part is encoded by its offsets
+            encoded = joined_parts([np.zeros(0, np.int32)] * len(parts))
             bad_P = np.ones(len(parts), np.bool_)
         else:
+            strings = [part.decode() for part in parts]
+            found = self._checked_ids(raw, strings) if raw is not None else None
+            encoded = self._reference(strings) if found is None else found
             stop_P = np.cumsum([len(part) + len(self.prefix) for part in parts], dtype=np.int64)
             expected = b"".join(parts) if not self.prefix else b"".join([self.prefix + part for part in parts])
             bad_P = compare(encoded, self.spelling, expected, stop_P)
@@ -202,7 +205,8 @@ class Tokenizer:
         ids_T = encoded.ids_T
         if bad_P.any():
             ids_T, sizes_T, start_P = self._repaired(parts, bad_P, encoded, sizes_T)
-        return EncodedBatch(ids_T, start_P[first_N], self._lengths_V, sizes_T)
+        num_repaired = int(bad_P.sum()) if self.prefix is not None else 0
+        return EncodedBatch(ids_T, start_P[first_N], self._lengths_V, sizes_T, num_repaired)
 
     def _parts(self, texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Parts of all texts (none is empty), and where each text's parts begin (N + 1)."""
@@ -217,14 +221,16 @@ class Tokenizer:
         """What ``raw`` says, None where it fails or says what cannot be."""
         try:
             encoded = raw(parts)
-        except BaseException as error:  # a panic of the Rust libraries is no Exception
-            if not _is_library_failure(error):
+        except BaseException as error:
+            if not is_library_failure(error):
                 raise
             return None
-        ids_T = encoded.ids_T
+        ids_T, start_P = encoded.ids_T, encoded.start_P
         if len(ids_T) and (int(ids_T.min()) < 0 or int(ids_T.max()) >= self.vocab_size):
             return None
-        return encoded
+        if len(start_P) != len(parts) + 1 or start_P[0] != 0 or start_P[-1] != len(ids_T):
+            return None
+        return encoded if (start_P[1:] >= start_P[:-1]).all() else None
 
     def _reference(self, parts: Sequence[str]) -> EncodedParts:
         """The reference library's ids; a part at which it fails has none, and is encoded in halves then."""
@@ -270,30 +276,30 @@ class Tokenizer:
 
     def _encode_lossy(self, data: bytes) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The library's ids; each token's bytes reach from its predecessor's end to its own, the last one's to the
-        end. Text that the library takes for a control token is halved; one code point of that kind is unknown."""
+        end. Text that the library takes for a control token, or at which it fails, is halved; of one code point of
+        that kind, and where the model leaves nothing, the tokens are those of ``_stand_in``."""
+        middle = code_point_border(data, len(data) // 2)
+        failure = None
         try:
             ids, stops = self._encode_by_offsets(data)
         except BaseException as error:
-            if not _is_library_failure(error):
+            if not is_library_failure(error):
                 raise
-            message = f"the {self.kind} library fails at a text: {type(error).__name__}: {error}"
-            raise JobError("TR-TOKENIZER-TEXT", message, expected=f"ids of {data[:60]!r}...") from error
-        forbidden = self._control_ids()
-        if not forbidden.isdisjoint(ids):
-            middle = code_point_border(data, len(data) // 2)
+            ids, stops, failure = [], [], error
+        if failure is not None and not middle:
+            message = f"the {self.kind} library fails at a text: {type(failure).__name__}: {failure}"
+            raise JobError("TR-TOKENIZER-TEXT", message, expected=f"ids of {data[:60]!r}...") from failure
+        if failure is not None or not self._forbidden.isdisjoint(ids):
             if middle:
                 (ids_A, stop_A), (ids_B, stop_B) = self._encode_lossy(data[:middle]), self._encode_lossy(data[middle:])
                 return np.concatenate([ids_A, ids_B]), np.concatenate([stop_A, stop_B + middle])
-            ids = [i for i in ids if i not in forbidden]
+            ids = [i for i in ids if i not in self._forbidden]
             stops = stops[: len(ids)]
         if not ids:
-            ids, stops = [self._unknown_id if self._unknown_id is not None else 0], [len(data)]
+            ids, stops = _stand_in(self, data)
         stop_T = np.minimum(np.maximum.accumulate(np.array(stops, np.int64)), len(data))
         stop_T[-1] = len(data)
         return np.array(ids, np.int32), stop_T
-
-    def _control_ids(self) -> frozenset[int]:
-        return frozenset(self.special.values()) - {self._unknown_id}
 
     def _spells(self, texts: Sequence[str], prefix: bytes) -> bool:
         """Whether the library by itself keeps texts as they are, but for a prefix."""
@@ -330,7 +336,22 @@ class Tokenizer:
         return self._lengths_V if self.lossless else None
 
 
-def _is_library_failure(error: BaseException) -> bool:
+def _stand_in(tokenizer: Tokenizer, data: bytes) -> tuple[list[int], list[int]]:
+    """Tokens of a text of which a lossy model leaves nothing: the unknown token, else its bytes, else the first one
+    that is no control token. Never id 0 as it comes: that is often BOS."""
+    if tokenizer._unknown_id is not None:
+        return [tokenizer._unknown_id], [len(data)]
+    if tokenizer._byte_ids is not None:
+        return tokenizer._bytes(data), list(range(1, len(data) + 1))
+    ordinary = next((i for i in range(tokenizer.vocab_size) if tokenizer._lengths_V[i]), None)
+    if ordinary is None:
+        message = f"the {tokenizer.kind} model has no token for a text"
+        raise JobError("TR-TOKENIZER-TEXT", message, expected=f"ids of {data[:60]!r}...")
+    return [ordinary], [len(data)]
+
+
+def is_library_failure(error: BaseException) -> bool:
+    """Whether a library failed; a panic of the Rust libraries is no ``Exception``."""
     if isinstance(error, Exception):
         return not isinstance(error, MemoryError)
     return type(error).__name__ == "PanicException"

@@ -81,12 +81,8 @@ def write_tokenizer(folder: Path, kind: str, model: bytes, policy: TokenizerPoli
         "version": _VERSION,
         "kind": kind,
         "model_hash": digest_bytes(model),
-        "vocab_size": tokenizer.vocab_size,
         **policy.to_plain(),
-        "bos_id": tokenizer.bos_id,
-        "eos_id": tokenizer.eos_id,
-        "pad_id": tokenizer.pad_id,
-        "lossless": tokenizer.lossless,
+        **_facts(tokenizer),
         "golden": [{"text": text, "ids": tokenizer.encode(text)[0].tolist()} for text in GOLDEN_TEXTS],
     }
     tokenizer.digest = digest_of(about)
@@ -100,21 +96,17 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
     Raises:
         DamageError: a file is missing, changed or no tokenizer.
-        RefusedError: ``TR-TOKENIZER-GOLDEN``: intact, but this machine's library encodes the golden texts differently.
+        RefusedError: ``TR-TOKENIZER-GOLDEN``: intact, but this machine's library encodes the golden texts differently,
+            or the border tokens are others here; ``TR-TOKENIZER-KIND``: another version wrote it.
     """
     folder = Path(folder)
     about = _read_about(folder / _ABOUT_FILE)
-    model = _read_limited(folder / MODEL_FILES.get(str(about.get("kind")), "sentencepiece.model"))
-    digest = about.pop("digest", None)
-    if digest != digest_of(about) or about.get("model_hash") != digest_bytes(model):
-        raise DamageError("TR-TOKENIZER-DAMAGED", "the tokenizer is not what was written", str(folder), str(digest))
+    digest = _checked_digest(about, folder)
     kind = about["kind"]
-    if kind not in TOKENIZERS or about["version"] != _VERSION:
-        message = f"tokenizer kind {kind!r}, version {about['version']}, is not known"
-        raise RefusedError(
-            "TR-TOKENIZER-KIND", message, str(folder), f"one of {', '.join(TOKENIZERS)}, version {_VERSION}"
-        )
-    tokenizer = TOKENIZERS[kind](model, _policy_of(about))
+    model = _read_limited(folder / MODEL_FILES[kind])
+    if about.get("model_hash") != digest_bytes(model):
+        raise DamageError("TR-TOKENIZER-DAMAGED", "the model is not what was written", str(folder), digest)
+    tokenizer = TOKENIZERS[kind](model, _policy_of(about, folder))
     for item in about["golden"]:
         if tokenizer.encode(item["text"])[0].tolist() != item["ids"]:
             raise RefusedError(
@@ -123,8 +115,49 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
                 str(folder),
                 f"ids {item['ids'][:20]}",
             )
-    tokenizer.digest = str(digest)
+    for name, here in _facts(tokenizer).items():
+        if about.get(name) != here:
+            raise RefusedError(
+                "TR-TOKENIZER-GOLDEN",
+                f"{name} is {here} here, and {about.get(name)} where the tokenizer was made",
+                str(folder),
+                "the same libraries, and the same version of tokenreel",
+            )
+    tokenizer.digest = digest
     return tokenizer
+
+
+def _facts(tokenizer: Tokenizer) -> dict[str, object]:
+    """What the model and the policy come to: rules here and in the libraries, so not only a matter of the two."""
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+        "lossless": tokenizer.lossless,
+    }
+
+
+def _checked_digest(about: dict[str, Any], folder: Path) -> str:
+    """Take the digest out of a description.
+
+    Raises:
+        DamageError: it is not the description's.
+        RefusedError: ``TR-TOKENIZER-KIND``: another version wrote it, or a kind that is not known.
+    """
+    digest = about.pop("digest", None)
+    if digest != digest_of(about):
+        raise DamageError("TR-TOKENIZER-DAMAGED", "the tokenizer is not what was written", str(folder), str(digest))
+    kind, version = about.get("kind"), about.get("version")
+    if kind not in TOKENIZERS or version != _VERSION:
+        raise RefusedError(
+            "TR-TOKENIZER-KIND",
+            f"the tokenizer folder is of kind {kind!r} and version {version!r}",
+            str(folder),
+            f"one of {', '.join(TOKENIZERS)}, version {_VERSION}",
+            "build the Dataset again with this version, or read it with the one that wrote it",
+        )
+    return str(digest)
 
 
 def stored_policy(folder: Path) -> TokenizerPolicy | None:
@@ -132,18 +165,23 @@ def stored_policy(folder: Path) -> TokenizerPolicy | None:
 
     Raises:
         DamageError: its description is damaged.
+        RefusedError: another version wrote it.
     """
     if not (folder / _ABOUT_FILE).is_file():
         return None
     about = _read_about(folder / _ABOUT_FILE)
-    digest = about.pop("digest", None)
-    if digest != digest_of(about) or about.get("version") != _VERSION:
-        raise DamageError("TR-TOKENIZER-DAMAGED", "the tokenizer is not what was written", str(folder), str(digest))
-    return _policy_of(about)
+    if "digest" not in about and "model_hash" not in about:  # a tokenizer.json of the Hugging Face library
+        return None
+    _checked_digest(about, folder)
+    return _policy_of(about, folder)
 
 
-def _policy_of(about: Mapping[str, Any]) -> TokenizerPolicy:
-    return TokenizerPolicy(**{name: about[name] for name in TokenizerPolicy().to_plain()})
+def _policy_of(about: Mapping[str, Any], folder: Path) -> TokenizerPolicy:
+    names = TokenizerPolicy().to_plain()
+    missing = sorted({*names, "golden"} - set(about))
+    if missing:
+        raise DamageError("TR-TOKENIZER-DAMAGED", "the tokenizer's description lacks fields", str(folder), str(missing))
+    return TokenizerPolicy(**{name: about[name] for name in names})
 
 
 def _read_limited(path: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,21 @@ import pytest
 import tokenizers
 from support.tokenizer_models import LINES, LOSSY_KINDS, small_model, small_policy, small_tokenizer
 
+from dataprep.kernels.spelling import find_inexact as find_by_kernel
+from dataprep.tokenizer_config import HuggingFaceConfig, SentencepieceConfig, TiktokenConfig, TokenizerConfig
 from loader.canonical import canonical_json, digest_of
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.text import encoded
-from loader.text.tokenizers import GOLDEN_TEXTS, TOKENIZERS, TokenizerPolicy, load_tokenizer, write_tokenizer
+from loader.text.encoded import Compare, EncodedParts, find_inexact
+from loader.text.tokenizers import (
+    GOLDEN_TEXTS,
+    MODEL_FILES,
+    TOKENIZERS,
+    TokenizerPolicy,
+    load_tokenizer,
+    stored_policy,
+    write_tokenizer,
+)
 
 TEXT = "\n".join(LINES * 8)
 HOSTILE = (
@@ -140,6 +151,120 @@ class TestTokenizer:
             ids_T, _ = tokenizer.encode(text)
             assert not set(ids_T.tolist()) & set(tokenizer.special.values())
             assert tokenizer.decode_bytes(ids_T) == text.encode()
+
+    def test_what_a_description_says_is_checked_and_other_versions_are_refused(self, kind: str, tmp_path: Path) -> None:
+        write_tokenizer(tmp_path, kind, small_model(kind), small_policy(kind))
+        path = tmp_path / "tokenizer.json"
+        about = json.loads(path.read_bytes())
+        del about["digest"]
+        changes: tuple[tuple[dict[str, object], str, str], ...] = (
+            ({"version": 1}, "TR-TOKENIZER-KIND", "build the Dataset again"),
+            ({"kind": "unheard of"}, "TR-TOKENIZER-KIND", "sentencepiece, huggingface, tiktoken"),
+            ({"bos_id": about["bos_id"] + 1}, "TR-TOKENIZER-GOLDEN", "bos_id is"),
+            ({"eos_id": None}, "TR-TOKENIZER-GOLDEN", "eos_id is"),
+            ({"lossless": False}, "TR-TOKENIZER-GOLDEN", "lossless is"),
+            ({"model_hash": "0"}, "TR-TOKENIZER-DAMAGED", "the model is not"),
+        )
+        for change, code, words in changes:
+            path.write_bytes(canonical_json({**about, **change, "digest": digest_of({**about, **change})}))
+            with pytest.raises((DamageError, RefusedError), match=words) as caught:
+                load_tokenizer(tmp_path)
+            assert caught.value.code == code
+        for name in about:
+            less = {key: value for key, value in about.items() if key != name}
+            path.write_bytes(canonical_json({**less, "digest": digest_of(less)}))
+            with pytest.raises((DamageError, RefusedError)):
+                load_tokenizer(tmp_path)
+
+    def test_a_stored_policy_is_found_in_its_folder_alone(self, kind: str, tmp_path: Path) -> None:
+        assert stored_policy(tmp_path) is None
+        path = tmp_path / "tokenizer.json"
+        path.write_bytes(small_model("huggingface"))
+        assert stored_policy(tmp_path) is None, "a tokenizer.json of the library lies there, not a description"
+        policy = replace(small_policy(kind), bos="</s>")
+        write_tokenizer(tmp_path, kind, small_model(kind), policy)
+        assert stored_policy(tmp_path) == policy
+        about = json.loads(path.read_bytes())
+        about["version"] = 1
+        del about["digest"]
+        path.write_bytes(canonical_json({**about, "digest": digest_of(about)}))
+        with pytest.raises(RefusedError, match="build the Dataset again"):
+            stored_policy(tmp_path)
+
+    def test_a_folder_loaded_by_a_configuration_has_the_same_digest(self, kind: str, tmp_path: Path) -> None:
+        policy = replace(small_policy(kind), bos="</s>", eos="<s>", pad="<s>")
+        written = write_tokenizer(tmp_path / "a", kind, small_model(kind), policy)
+        model = tmp_path / "a" / MODEL_FILES[kind]
+        blocks = {"sentencepiece": SentencepieceConfig, "huggingface": HuggingFaceConfig, "tiktoken": TiktokenConfig}
+        config = TokenizerConfig(**{kind: blocks[kind](load=str(model))})  # type: ignore[arg-type]
+        again = write_tokenizer(tmp_path / "b", kind, model.read_bytes(), config.policy(model))
+        assert again.digest == written.digest
+        other = replace(config, bos="<s>").policy(model)
+        assert (other.bos, other.eos) == ("<s>", "<s>"), "what the configuration says goes first"
+
+    def test_a_wrong_border_is_found_also_where_none_is_added(self, kind: str) -> None:
+        for border in ("bos", "eos", "pad"):
+            policy = replace(small_policy(kind, add_bos=False, add_eos=False), **{border: "<nobody>"})
+            with pytest.raises(ConfigError, match="<nobody>"):
+                TOKENIZERS[kind](small_model(kind), policy)
+
+    @pytest.mark.parametrize("compare", [find_inexact, find_by_kernel])
+    def test_an_honest_library_needs_no_repair_and_each_lie_is_one(self, kind: str, compare: Compare) -> None:
+        """The repair would hide a check that finds too much, so repairs are counted."""
+        tokenizer = small_tokenizer(kind)
+        texts = [line.encode() for line in LINES if "\u2581" not in line]
+        honest = tokenizer.encode_batch(texts, compare=compare)
+        assert honest.num_repaired == 0
+        lies = 0
+        for p in range(len(texts)):
+            for change in (-1, 1):
+
+                def lie(parts: Sequence[str], p: int = p, change: int = change) -> EncodedParts:
+                    found = tokenizer.raw_encode(parts)
+                    ids = found.ids_T.copy()
+                    place = int(found.start_P[p + 1]) - 1
+                    ids[place] = (ids[place] + change) % tokenizer.vocab_size
+                    return EncodedParts(ids, found.start_P)
+
+                batch = tokenizer.encode_batch(texts, raw=lie, compare=compare)
+                assert batch.num_repaired == 1
+                np.testing.assert_array_equal(batch.ids_T, honest.ids_T)
+                lies += 1
+        assert lies == 2 * len(texts) > 4
+
+    @pytest.mark.parametrize("lie", ["overlap", "mute", "short", "long", "falling", "outside"])
+    def test_a_backend_whose_answer_has_no_shape_is_not_read(self, kind: str, lie: str) -> None:
+        """Each would make the compiled check read beside its arrays."""
+        tokenizer = small_tokenizer(kind)
+        texts = [b"the cat sat", b"on the mat", b"and the dog"]
+        seen = []
+
+        def raw(parts: Sequence[str]) -> EncodedParts:
+            found = tokenizer.raw_encode(parts)
+            ids, start = found.ids_T, found.start_P.copy()
+            if lie == "overlap":
+                start[1:-1] -= 1
+            elif lie == "mute":  # a control token between the parts, which spells nothing
+                mute = np.int32(next(iter(tokenizer.special.values())))
+                ids = np.insert(ids, int(start[1]), mute)
+                start[2:] += 1
+            elif lie == "short":
+                start = start[:-1]
+            elif lie == "long":
+                start[-1] += 1 << 40
+            elif lie == "falling":
+                start[1] = start[2] + 1
+            else:
+                ids = ids + np.int32(tokenizer.vocab_size)
+            seen.append(lie)
+            return EncodedParts(ids, start)
+
+        honest = tokenizer.encode_batch(texts)
+        batch = tokenizer.encode_batch(texts, raw=raw, compare=find_by_kernel)
+        np.testing.assert_array_equal(batch.ids_T, honest.ids_T)
+        np.testing.assert_array_equal(batch.start_N, honest.start_N)
+        assert seen == [lie]
+        assert batch.num_repaired == {"overlap": 3, "mute": 1}.get(lie, 0)
 
     def test_unknown_id_is_damage(self, kind: str) -> None:
         tokenizer = small_tokenizer(kind)
