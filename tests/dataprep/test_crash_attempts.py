@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -84,7 +84,8 @@ def alive(pid: int) -> bool:
 
 
 def test_tasks_end_with_their_supervisor(tmp_path: Path) -> None:
-    """The real command with its fork server: kill -9 of the one process leaves none of the others running."""
+    """The real command with its fork server: kill -9 of the one process leaves none of the others running, and none of
+    them holds the work folder's lock."""
     config = make_job(tmp_path / "job", tmp_path / "corpus", run={"workers": 2})
     process = start(config)
     below: set[int] = set()
@@ -96,7 +97,10 @@ def test_tasks_end_with_their_supervisor(tmp_path: Path) -> None:
             time.sleep(0.005)
         below = descendants(process.pid)
         assert len(below) >= 2
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        with open(tmp_path / "job" / "out.work" / "lock", "rb") as lock:  # a task may live on for a moment
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         process.kill()
         process.communicate()

@@ -1,4 +1,4 @@
-"""A full and a broken disk at every system call on files that a job makes, one after the other."""
+"""A full disk at every system call on files that a job makes, one after the other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
-def test_failed_at_every_call(tmp_path: Path, fault: str) -> None:
+def test_no_room_at_every_call(tmp_path: Path) -> None:
     """Exit code, an error that names the file, no half Dataset; the next run goes on from there."""
-    report = run_plan(tmp_path, mode="chain", faults=[fault], share="all")
+    report = run_plan(tmp_path, mode="chain", faults=["ENOSPC"], share="all")
     assert report["problems"] == []
-    assert report["missed"] == {fault: []}
-    assert report["visited"][fault] == sum(report["points"].values()) > 1500
+    assert report["missed"] == {"ENOSPC": []}
+    assert report["visited"]["ENOSPC"] == sum(report["points"].values()) > 2000

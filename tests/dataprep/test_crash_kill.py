@@ -15,7 +15,18 @@ pytestmark = [
 
 
 def test_killed_at_every_call(tmp_path: Path) -> None:
+    """Also between the moves of Index, validation and training Dataset, which appear whole and in this order."""
     report = run_plan(tmp_path, mode="chain", faults=["kill"], share="all")
     assert report["problems"] == []
     assert report["missed"] == {"kill": []}
-    assert report["visited"]["kill"] == sum(report["points"].values()) > 1500
+    assert report["visited"]["kill"] == sum(report["points"].values()) > 2000
+    windows = report["windows"]
+    assert set(windows) == {"", "out-index", "out-index out-validation", "out-index out-validation out"}
+    assert min(windows.values()) >= 4
+
+
+def test_outputs_that_are_gone_are_made_again(tmp_path: Path) -> None:
+    """Each choice of Index, validation and training Dataset."""
+    report = run_plan(tmp_path, mode="lost")
+    assert report["problems"] == []
+    assert report["attempts"] == 1 + 8

@@ -1,4 +1,4 @@
-"""Loss of power at any system call: only what was synced survives for sure, the rest as it happens."""
+"""The disk that forgets, on its own: only what was synced survives for sure, the rest as it happens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from support.syscalls import SUPPORTED, Action, Call, trace
-from support.syscalls_driver import run_plan
 from support.syscalls_power import Disk
 
 from loader.files import make_folder, remove_folder, remove_stale_temporaries, write_atomic
@@ -94,20 +93,3 @@ def test_durable_files_are(tmp_path: Path) -> None:
         assert not (root / "deep").exists()
         remove_stale_temporaries(root)
         assert list(root.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_without_power_at_every_call(tmp_path: Path) -> None:
-    """The hardest loss: nothing survives that was not synced."""
-    report = run_plan(tmp_path, mode="chain", faults=["least"], share="all")
-    assert report["problems"] == []
-    assert report["missed"] == {"least": []}
-    assert report["visited"]["least"] == sum(report["points"].values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("fault", "seed"), [("some", 1), ("some", 2), ("order", 3)])
-def test_random_losses(tmp_path: Path, fault: str, seed: int) -> None:
-    report = run_plan(tmp_path, mode="chain", faults=[fault], share=250, seed=seed)
-    assert report["problems"] == []
-    assert report["missed"] == {"some": []}

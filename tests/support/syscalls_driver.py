@@ -5,7 +5,8 @@ point of each kind of call in each stage, faults taking turns; ``"share": 5`` at
 same from scratch each time. ``"random"``: at random calls of a job with two workers, whose order is never the same
 twice. ``"other_device"``: a chain over what publishing does when the work folder is on another file system. ``"lost"``:
 outputs of a finished job are taken away. ``"twins"`` and ``"orphans"``: see ``syscalls_race``. ``"job"``: one of
-``syscalls_jobs.JOBS``. ``"broken"``: one of ``syscalls_broken.BROKEN``.
+``syscalls_jobs.JOBS``. ``"match"``: only points whose call and path have this pattern. ``"broken"``: one of
+``syscalls_broken.BROKEN``.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _run(plan: Mapping[str, Any], sweep: Any) -> tuple[list[str], dict[str, Any]
     mode, seed, share = plan["mode"], plan.get("seed", 0), plan.get("share", 0)
     said, missed, rng = list[str](), dict[str, Any](), random.Random(seed)
     if mode in ("chain", "other_device", "single"):
-        points = sweep.points
+        points = [point for point in sweep.points if re.search(plan.get("match", ""), f"{point.name} {point.path}")]
         if sweep.other_device:
             points = [point for point in points if re.match(r"\.tmp-|out[/-]|out$|\.$", point.path)]
         for name, faults in _shares(points, plan["faults"], share, seed).items():
@@ -123,7 +124,7 @@ def _shares(points: Sequence[Any], faults: Sequence[str], share: str | int, seed
             chosen[rng.choice(group)] = faults[(turns[name] + names.index(name)) % len(faults)]
             turns[name] += 1
         return {"each": chosen}
-    return {"some": {point: rng.choice(faults) for point in rng.sample(list(points), int(share))}}
+    return {"some": {point: rng.choice(faults) for point in rng.sample(list(points), min(int(share), len(points)))}}
 
 
 if __name__ == "__main__":

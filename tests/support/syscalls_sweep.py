@@ -200,7 +200,7 @@ class Sweep:
                     break
                 self.fresh()
                 progress = False
-        self.finish("all of the chain")
+        self.finish("all of the chain", power)
         return set(waiting)
 
     def single(self, point: Point, fault: str, seed: int = 0) -> bool:
@@ -208,7 +208,7 @@ class Sweep:
         self.fresh()
         run = self.attempt(lambda one: fault if one == point else None, fault in POWER, seed)
         self._check(run)
-        self.finish(run.what)
+        self.finish(run.what, fault in POWER)
         return bool(run.hits)
 
     def at_random(self, rng: random.Random, faults: Sequence[str]) -> None:
@@ -231,8 +231,11 @@ class Sweep:
                 shutil.rmtree(self.root / name)
             self.finish(f"{gone} are gone")
 
-    def finish(self, what: str) -> None:
-        """Once more, without a fault: the files are the undisturbed ones, nothing else lies about."""
+    def finish(self, what: str, power: bool = False) -> None:
+        """Once more, without a fault: the files are the undisturbed ones, nothing else lies about. ``power``: twice,
+        and it goes between them."""
+        if power:
+            self._check(self.attempt(lambda point: None, power))
         self._forget_disk()
         run = self.attempt(lambda point: None)
         if run.code != 0:
