@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from loader.errors import ConfigError, DamageError, JobError
-from loader.text.decompress import COMPRESSIONS, is_decoder_error, open_decompressed
+from loader.text.decompress import COMPRESSIONS, is_decoder_error, is_system_error, open_decompressed
 
 from .base import ReadOptions
 from .first_bytes import check_first_bytes
@@ -130,7 +130,7 @@ class ByteStream:
         try:
             count = int(self._stream.readinto(view) or 0)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:  # decoders give none
+            if isinstance(error, OSError) and is_system_error(error):
                 raise unreadable(self.path, error) from error
             if not is_decoder_error(error):
                 raise

@@ -14,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from loader.errors import ConfigError, DamageError, TokenreelError
+from loader.text.decompress import is_system_error
 from loader.text.parquet_records import column_chunks, column_error, group_rows, is_text_type, open_parquet, read_group
 
 from .base import FileSummary, RawBatch, ReadRequest, RejectSink
@@ -37,7 +38,7 @@ def missing(path: Path, error: OSError) -> ConfigError:
 def damage(path: Path, where: str, error: object) -> TokenreelError:
     """The error for a file that is not what its format says, ``where`` inside it; another one if the system did not
     give the file."""
-    if isinstance(error, OSError) and error.errno is not None:  # formats give none
+    if isinstance(error, OSError) and is_system_error(error):
         return unreadable(path, error)
     kind = first_bytes_kind(path)
     begins = f" (the file begins like {kind})" if kind is not None else ""

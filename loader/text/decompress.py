@@ -7,17 +7,26 @@ first.
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPRESSIONS", "GzipStream", "is_decoder_error", "open_decompressed", "read_exactly"]
+__all__ = [
+    "COMPRESSIONS",
+    "GzipStream",
+    "is_decoder_error",
+    "is_system_error",
+    "open_decompressed",
+    "read_exactly",
+]
 
 COMPRESSIONS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
 """File name suffix -> compression; any other suffix is plain."""
 _DECODER_ERRORS = ("LZMAError", "IsalError")
 _READ_BYTES = 1 << 18
+_OF_THE_DATA = frozenset({errno.EINVAL, errno.EOVERFLOW})
 
 
 class GzipStream(io.RawIOBase):
@@ -84,6 +93,12 @@ def is_decoder_error(error: BaseException) -> bool:
     """Whether a decoder says that the bytes are not what it wants; lzma's and isal's own errors derive from Exception
     alone, and neither is imported for a question."""
     return isinstance(error, OSError | EOFError) or type(error).__name__ in _DECODER_ERRORS
+
+
+def is_system_error(error: BaseException) -> bool:
+    """Whether the system did not give the file: decoders' errors have no number, and those of offsets that a damaged
+    file asks for are about the data."""
+    return isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_DATA
 
 
 def open_decompressed(path: Path) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DamageError, JobError
 from .arrow_records import read_arrow_again
-from .decompress import COMPRESSIONS, is_decoder_error, open_decompressed
+from .decompress import COMPRESSIONS, is_decoder_error, is_system_error, open_decompressed
 from .huggingface_records import read_huggingface_again
 from .parquet_records import read_parquet_again
 from .plain_records import read_paragraphs_again, read_text_again
@@ -167,7 +167,7 @@ def read_texts(path: Path, format_name: str, text_field: str, places: Sequence[R
             "TR-TEXT-MISSING", "the input file is not there", str(path), "the files that were built", "give --root"
         ) from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # decoders give none
+        if isinstance(error, OSError) and is_system_error(error):
             message = f"cannot read an input file: {error.strerror or error}"
             raise JobError("TR-INPUT-UNREADABLE", message, str(path), "a file that can be read") from error
         if not (is_decoder_error(error) or isinstance(error, ValueError | IndexError | KeyError | SystemError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -20,6 +21,7 @@ from pyarrow import ipc
 
 from dataprep.documents import InputFile, RejectReason
 from dataprep.formats import ReadOptions, RejectSink, read_file
+from dataprep.formats.parquet import damage
 from loader.errors import ConfigError, DamageError, JobError
 from loader.text import arrow_records, records
 from loader.text.records import RecordPlace, read_texts
@@ -159,3 +161,14 @@ def test_a_message_of_any_length_is_bounded_in_a_compressed_file(
     path.write_bytes(zstandard.compress(arrow()))
     with pytest.raises(DamageError, match="TR-TEXT-FILE: cannot be read again: a message of"):
         read_texts(path, "arrow", "text", [RecordPlace(0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.EIO, "TR-INPUT-UNREADABLE"), (errno.EINVAL, "TR-INPUT-DAMAGED"), (None, "TR-INPUT-DAMAGED")],
+)
+def test_what_the_system_refuses_is_no_damage(tmp_path: Path, number: int | None, code: str) -> None:
+    """An offset that cannot be (EINVAL) comes from a file that is damaged; decoders' errors have no number."""
+    (tmp_path / "a.parquet").write_bytes(parquet())
+    error = OSError("broken frame") if number is None else OSError(number, "words of the system")
+    assert damage(tmp_path / "a.parquet", "row group 0", error).code == code
