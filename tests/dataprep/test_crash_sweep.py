@@ -38,7 +38,7 @@ def test_an_accident_at_each_kind_of_call_of_each_stage(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["torn", "full", "kill"])
 def test_accidents_from_scratch(tmp_path: Path, fault: str) -> None:
-    report = run_plan(tmp_path, mode="single", faults=[fault], share=15, seed=3)
+    report = run_plan(tmp_path, mode="single", faults=[fault], share=10, seed=3)
     assert report["problems"] == []
     assert report["missed"] == {"some": []}
 

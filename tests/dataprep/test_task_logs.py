@@ -50,6 +50,7 @@ def test_the_log_of_a_failed_task(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", code, "build", config, "--json", "--quiet"],
         env={name: value for name, value in child_environment().items() if name != "LOGURU_DIAGNOSE"},
+        check=False,
         capture_output=True,
         text=True,
     )
