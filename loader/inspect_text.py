@@ -24,8 +24,11 @@ def dataset_text(value: dict[str, Any]) -> str:
         for s in value["sources"]
     ]
     lines += _counted_lines(value["sources"])
-    rest = {name: value[name] for name in ("tokenizer", "parents", "order", "mixture", "package_version", "accounting")}
-    lines += tree_lines(rest, "  ")
+    accounts = value["accounting"].get("sources") or {}
+    names = [source["name"] for source in value["sources"]]
+    lines += _account_lines({name: accounts[name] for name in sorted(accounts, key=[*names, *accounts].index)})
+    rest = {name: value[name] for name in ("tokenizer", "parents", "order", "mixture", "package_version")}
+    lines += tree_lines({name: item for name, item in rest.items() if item is not None}, "  ")
     lines.append(f"  files: {len(value['files'])} covered by hash beside the shards")
     lines += ["", *value["streaming"].splitlines()]
     return "\n".join(lines)
@@ -53,6 +56,38 @@ def _counted_lines(sources: list[dict[str, Any]]) -> list[str]:
             f" {_share(cut):>9}  {seen}"
         )
     return lines
+
+
+def _account_lines(sources: dict[str, dict[str, Any]]) -> list[str]:
+    """Records by fate, a row a source, and what packing did; fates that befell none are left out. The whole account,
+    some forty figures a source, is in ``--json``.
+    """
+    rows = [_fates(row) for row in sources.values()]
+    shown = [head for head in dict.fromkeys(head for row in rows for head in row) if any(row.get(head) for row in rows)]
+    if not shown:
+        return []
+    widths = [max(len(head), *(len(f"{row.get(head, 0):,}") for row in rows)) for head in shown]
+    lines = [f"  {'records of':20} " + " ".join(f"{head:>{width}}" for head, width in zip(shown, widths, strict=True))]
+    for name, row in zip(sources, rows, strict=True):
+        cells = (f"{row.get(head, 0):>{width},}" for head, width in zip(shown, widths, strict=True))
+        lines.append(f"  {name:20} {' '.join(cells)}")
+    return lines
+
+
+def _fates(row: dict[str, Any]) -> dict[str, int]:
+    """One source's account under the heads of the table."""
+    packing = row.get("packing", {})
+    return {
+        "read": row.get("records", 0),
+        "rejected": row.get("rejected", 0),
+        "empty": row.get("empty", 0),
+        **row.get("removed", {}),
+        "held out": row.get("held_out", 0),
+        "trained": row.get("trained", 0),
+        "bytes cut": row.get("cut_bytes", 0),
+        "longer than a sample": packing.get("long_documents", 0),
+        "fitting but cut": packing.get("fitting_cut", 0),
+    }
 
 
 def _share(value: float | None) -> str:

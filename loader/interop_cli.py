@@ -59,9 +59,10 @@ def _plan_text(planned: dict[str, Any]) -> str:
     if len(planned["files"]) > _SHOWN_FILES:
         lines.append(f"  and {len(planned['files']) - _SHOWN_FILES} more (--json lists all)")
     unknown = sum(file["size_bytes"] is None for file in planned["files"])
-    lines.append(f"  {planned['size_bytes']:,} bytes in {len(planned['files']) - unknown} files")
+    if unknown < len(planned["files"]):
+        lines.append(f"  {planned['size_bytes']:,} bytes in {len(planned['files']) - unknown} files")
     if unknown:
-        lines.append(f"  {unknown} files whose size compression decides")
+        lines.append(f"  {unknown} files whose size is known once they are compressed")
     return "\n".join(lines)
 
 
