@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ class StoreObjects:
         self._transfer = transfer
         self._fetcher = Fetcher(transfer)
         self._known: dict[str, RemoteFile] = {}
+        self._has_ranges = True
         self._pid = os.getpid()
 
     @property
@@ -66,16 +68,28 @@ class StoreObjects:
 
     @property
     def has_ranges(self) -> bool:
-        """True; a server that knows none says so at the first range."""
-        return True
+        """True until a server says at the first range that it knows none."""
+        return self._has_ranges
 
     def size(self, name: str) -> int:
         """See :meth:`Objects.size`."""
         return self._retried(name, lambda: self._look_up(name, anew=True).size_bytes)
 
     def read(self, name: str, start: int, stop: int) -> bytes:
-        """See :meth:`Objects.read`."""
-        return self._retried(name, lambda: read_ranges(self._store, self._look_up(name), start, stop, self._transfer))
+        """See :meth:`Objects.read`; where the server knows no ranges, it costs the whole object."""
+        return self._retried(name, lambda: self._read(name, start, stop))
+
+    def _read(self, name: str, start: int, stop: int) -> bytes:
+        if self._has_ranges:
+            try:
+                return read_ranges(self._store, self._look_up(name), start, stop, self._transfer)
+            except StoreError as failure:
+                if failure.kind != "unsupported":
+                    raise
+                self._has_ranges = False
+        with tempfile.TemporaryDirectory(prefix="tokenreel-object-") as folder:
+            self._fetch(name, Path(folder) / "object", lambda size_bytes: None)
+            return (Path(folder) / "object").read_bytes()[start:stop]
 
     def fetch(self, name: str, target: Path, advance: Callable[[int], None]) -> str:
         """See :meth:`Objects.fetch`."""
@@ -133,4 +147,4 @@ class StoreObjects:
         except StoreError as failure:
             file = self._known.get(name)
             place = f"{self.url}/{name}" if file is None else place_of(self._store, file)
-            raise JobError("TR-REMOTE-FAILED", failure.reason, place, "a server that answers range requests") from None
+            raise JobError("TR-REMOTE-FAILED", failure.reason, place) from None

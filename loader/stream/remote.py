@@ -84,14 +84,15 @@ def _largest(dataset: Dataset) -> Iterable[int]:
 
 def open_ranged(objects: Objects, cache: CacheFolder) -> Dataset:
     """A Dataset to look things up in: samples and tables are read by ranges and leave nothing behind. Only what must
-    lie on a disk goes to ``cache``: documents.npy and the tokenizer, when they are asked for.
+    lie on a disk goes to ``cache``: documents.npy and the tokenizer, when they are asked for; and everything that is
+    asked for, where the store knows no ranges.
 
     Raises:
         As :func:`open_cached`, but no shard need fit.
     """
     manifest = read_remote_manifest(objects)
     cached = CachedStorage(objects, cache, manifest.digest)
-    return read_dataset(RangedStorage(objects, cached), manifest)
+    return read_dataset(RangedStorage(objects, cached) if objects.has_ranges else cached, manifest)
 
 
 class CachedStorage:

@@ -126,11 +126,10 @@ def _open(location: str, options: StoreOptions, open_remote: Callable[[Objects, 
         raise ConfigError("TR-STORE-URL", problem, None, "a URL such as s3://bucket/dataset")
     url = location.rstrip("/")
 
-    def work() -> Dataset:
-        objects = _objects(url, options.transfer)
-        return (open_remote if objects.has_ranges else open_cached)(objects, options.open_cache())
-
-    return within(options.timeout_s, f"opening the Dataset at {url}", work)
+    objects = _objects(url, options.transfer)  # asks nobody, but may import for seconds
+    return within(
+        options.timeout_s, f"opening the Dataset at {url}", lambda: open_remote(objects, options.open_cache())
+    )
 
 
 def _objects(url: str, transfer: Transfer) -> Objects:

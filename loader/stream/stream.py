@@ -145,15 +145,20 @@ class Stream(Iterator[Batch]):
         """A stream does not travel to other processes; its state does."""
         self._refuse_process("TR-STREAM-PICKLED", "a stream cannot be sent to another process")
 
-    def cursor(self) -> Cursor:
-        """Where the stream stands: what was handed out, not what was prefetched. Equal on every rank."""
+    def cursor(self, next_step: int | None = None) -> Cursor:
+        """Where the stream stands: what was handed out, not what was prefetched. Equal on every rank.
+
+        Args:
+            next_step: stand before this step instead, for a loop that took batches it has not trained on yet.
+        """
         from ..order.cursor import make_cursor
 
-        return make_cursor(self.plan, self.sources.digest_by_source, next_step=self._next_step)
+        step = self._next_step if next_step is None else next_step
+        return make_cursor(self.plan, self.sources.digest_by_source, next_step=step)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, next_step: int | None = None) -> dict[str, Any]:
         """The Cursor as a JSON-able dictionary, below 1 KB and free of rank and world size."""
-        return self.cursor().to_json()
+        return self.cursor(next_step).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a state of :meth:`state_dict`, on any number of ranks.
