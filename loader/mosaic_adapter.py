@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,11 @@ from .run_config import default_stages
 from .shards.dataset import Dataset
 from .sources import open_sources
 
-__all__ = ["mosaic_download", "read_with_stock", "stock_setup"]
+if TYPE_CHECKING:
+    from .stream.stream import Stream
+    from .torch_adapter import SampleDataset
+
+__all__ = ["mosaic_download", "mosaic_style", "read_with_stock", "stock_setup"]
 
 
 _SCHEMES = frozenset({"alipan", "dbfs", "hf", "oci", "sftp"})
@@ -64,6 +69,19 @@ def read_with_stock(dataset: Path, source: str) -> Iterator[NDArray[np.unsignedi
     stock = StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
     for sample in range(stock.num_samples):
         yield np.asarray(stock[sample]["tokens"])
+
+
+def mosaic_style(stream: Stream, epoch_size: int | None = None) -> SampleDataset:
+    """A stream with the interface of ``streaming.StreamingDataset`` for Composer and llm-foundry: ``len``, items,
+    iteration by epochs, ``state_dict(num_samples, from_beginning)``, ``load_state_dict``. mosaicml-streaming need not
+    be installed; unlike stock reading it verifies, masks, and resumes on any number of ranks.
+
+    Raises:
+        ConfigError: as ``torch_adapter.SampleDataset``.
+    """
+    from .torch_adapter import SampleDataset
+
+    return SampleDataset(stream, epoch_size)
 
 
 def stock_setup(dataset: Dataset) -> str:
