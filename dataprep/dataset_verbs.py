@@ -36,7 +36,8 @@ def repack(output: Output, dataset: Path, out: Path, workers: int, **asked: Any)
     result = run(dataset, out, options, workers, output)
     lines = [*_packing_lines(result["sources"]), "", f"dataset  {result['digest']}  {result['output']}"]
     if result["validation"] is not None:
-        lines.append(f"validation Dataset not repacked: tokenreel repack {result['validation']} --seq-len ...")
+        lines.append("its validation Dataset is repacked on its own:")
+        lines.append(f"tokenreel repack {result['validation']} --seq-len {asked['seq_len']} --output {out}-validation")
     output.result(result, "\n".join(lines))
 
 

@@ -105,7 +105,9 @@ def _facts(options: ImportOptions, tokenizer: Tokenizer | None) -> TokenFacts:
     vocab_size = options.vocab_size
     if vocab_size is None:
         if tokenizer is None:
-            raise ConfigError("TR-IMPORT-VOCABULARY", "how many ids there are is not known", "--vocab-size", "a number")
+            raise ConfigError(
+                "TR-IMPORT-VOCABULARY", "how many ids there are is not known", "--vocab-size", "it, or --tokenizer"
+            )
         vocab_size = tokenizer.vocab_size
     least = 1 if tokenizer is None else tokenizer.vocab_size
     if not least <= vocab_size <= _MOST_VOCABULARY:

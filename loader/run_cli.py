@@ -159,7 +159,7 @@ def _locate_in_dataset(location: str, query: _Query) -> dict[str, Any]:
         return document_places(dataset, parse_document(query.document))
     if query.grep is not None:
         return grep_dataset(dataset, query.grep, SegmentTexts([dataset], parse_roots(query.root)))
-    raise ConfigError("TR-LOCATE-RUN", "a Dataset has no steps", location, "the folder of a run")
+    raise ConfigError("TR-LOCATE-RUN", "a Dataset has no steps", location, "the folder of a run, or --document, --grep")
 
 
 @click.command()
