@@ -3,6 +3,10 @@
 Peers encode the same texts with the same vocabulary: ``tokenizers`` (with and without datatrove's DocumentTokenizer
 around it), ``tiktoken`` and ``sentencepiece`` themselves. The vocabularies are real ones, from packages of the test
 requirements; one that is not installed leaves its rows out.
+
+A task loads its tokenizer, and the first one of all converts and checks the model for the fast backend. That is in all
+rates here; rows of set-up seconds say how much it is, with nothing kept (the first task of a job) and with what the
+first one left (every other process). Peers are timed without loading theirs.
 """
 
 from __future__ import annotations
@@ -25,8 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.dedup_corpus import DEFAULT_FOLDER, load_corpus
 from benchmarks.rows import Row, cpu_s, row
+from dataprep.kernels.spelling import find_inexact
 from dataprep.run import Prepared, prepare
 from dataprep.stages import open_stage
+from loader.text.fast import CheckedEncoder
+from loader.text.tokenizers import load_tokenizer
 
 __all__ = ["text_rows"]
 
@@ -113,6 +120,18 @@ def stage_cpu_s(prepared: Prepared) -> dict[str, float]:
     return spent
 
 
+def set_up_cpu_s(prepared: Prepared, fast: str) -> tuple[float, float]:
+    """CPU seconds of loading the tokenizer and its backend with nothing kept, and with what that left."""
+    spent = []
+    stage = prepared.pipeline.folder("tokenizer")
+    with tempfile.TemporaryDirectory() as kept:
+        for _ in range(2):
+            start = time.process_time()
+            CheckedEncoder(load_tokenizer(stage / "tokenizer"), fast, find_inexact, None, Path(kept))
+            spent.append(time.process_time() - start)
+    return spent[0], spent[1]
+
+
 def library_calls(vocabulary: Vocabulary, file: Path, texts: list[str]) -> Iterator[tuple[str, Callable[[], object]]]:
     """The libraries that read this vocabulary: name, and a call that encodes all texts."""
     batches = [texts[i : i + _BATCH] for i in range(0, len(texts), _BATCH)]
@@ -126,7 +145,7 @@ def library_calls(vocabulary: Vocabulary, file: Path, texts: list[str]) -> Itera
         import tiktoken
         from tiktoken.load import load_tiktoken_bpe
 
-        from loader.text.tiktoken_patterns import PATTERNS
+        from loader.text.tiktoken_tokenizer import PATTERNS
 
         pattern = PATTERNS[_LLAMA3["pattern"]]  # type: ignore[index]
         ranks = load_tiktoken_bpe(str(file))
@@ -153,8 +172,8 @@ def datatrove_tokenize(file: Path, texts: list[str]) -> None:
 
 def text_rows(quick: bool) -> Iterator[Row]:
     """Rates in MB of text a CPU second, one core."""
-    texts = gather_texts(8_000_000 if quick else 60_000_000)
-    few = texts[: max(1, len(texts) // (4 if quick else 6))]
+    texts = gather_texts(8_000_000 if quick else 300_000_000)
+    few = texts[: max(1, len(texts) // (4 if quick else 30))]
     size, few_size = (sum(len(text.encode()) for text in some) / 1e6 for some in (texts, few))
     yield row("texts", size, "MB")
     for vocabulary in VOCABULARIES:
@@ -165,10 +184,15 @@ def text_rows(quick: bool) -> Iterator[Row]:
         for fast in ("require", "off"):
             folder = Path(tempfile.mkdtemp(prefix="tokenreel-text-"))
             try:
-                spent = stage_cpu_s(make_job(folder, texts, vocabulary, file, fast))
+                own = texts if fast == "require" else texts[: len(texts) // 5]  # the reference is slow, and steady
+                prepared = make_job(folder, own, vocabulary, file, fast)
+                spent, set_up = stage_cpu_s(prepared), set_up_cpu_s(prepared, fast)
             finally:
                 shutil.rmtree(folder)
-            yield from _rows_of(vocabulary, fast, size, spent, peers)
+            own_size = sum(len(text.encode()) for text in own) / 1e6
+            yield from _rows_of(vocabulary, fast, own_size, spent, peers)
+            for what, seconds in zip(("nothing kept", "kept"), set_up, strict=True):
+                yield row(f"  of it set-up, {what} ({vocabulary.name}, {fast})", seconds, "CPU s a process")
 
 
 def _rows_of(

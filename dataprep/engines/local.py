@@ -134,8 +134,8 @@ def _end_with_parent() -> None:
 
 
 def _run_tasks(executor: StageExecutor, ranks: Sequence[int], answer: connection.Connection) -> None:
-    """Body of a process: some tasks, up to the first error. Its stderr goes to their logs: users see recorded errors,
-    not datatrove's tracebacks.
+    """Body of a process: some tasks, up to the first error or a word to stop. Its stderr goes to their logs: users see
+    recorded errors, not datatrove's tracebacks.
 
     An error goes through ``answer`` as well: a full disk has no room for a record of it.
     """
@@ -143,6 +143,8 @@ def _run_tasks(executor: StageExecutor, ranks: Sequence[int], answer: connection
     _end_with_parent()
     pipeline = executor.pipeline
     for rank in ranks:
+        if answer.poll():
+            break
         try:
             _log_stderr(executor.stage_folder / "datatrove" / "logs" / f"stderr_{rank:05d}.log")
             executor.pipeline = deepcopy(pipeline)  # its steps count what they do
@@ -255,7 +257,7 @@ class LocalEngine:
         ranks = _next_ranks(stage, state.todo, self._options.workers)
         for rank in ranks:
             state.attempts[rank] = state.attempts.get(rank, 0) + 1
-        answers, answer = context.Pipe(duplex=False)
+        answers, answer = context.Pipe()
         name = f"{stage.name}-{ranks[0]}"
         process = context.Process(target=_run_tasks, args=(state.executor, tuple(ranks), answer), name=name)
         try:
@@ -288,7 +290,7 @@ class LocalEngine:
         live.process.close()
         state.look(live)
         if code == 0:
-            for rank in live.ranks:
+            for rank in () if state.failed else live.ranks:
                 state.done(rank)
         elif code == _RECORDED and live.ranks:
             state.failed[live.ranks[0]] = ""
@@ -297,6 +299,10 @@ class LocalEngine:
         elif live.ranks:  # a process that was killed after its last marker has done its work
             self._again(state, live.ranks, _cause(code))
         live.answers.close()
+        if state.failed:
+            for other in state.live.values():
+                with suppress(OSError):
+                    other.answers.send_bytes(b"stop")
 
 
 def _cause(code: int | None) -> str:
