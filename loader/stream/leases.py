@@ -83,8 +83,9 @@ class Lease:
     def _write(self) -> None:
         lines = [*(f"pin {name}" for name in self._pinned), *(f"keep {name}" for name in self._kept), _END]
         data = "\n".join(lines).encode()
-        os.pwrite(self._descriptor, data, 0)
-        os.ftruncate(self._descriptor, len(data))
+        with contextlib.suppress(OSError):  # a full disk must not stop who reads what is there
+            os.pwrite(self._descriptor, data, 0)
+            os.ftruncate(self._descriptor, len(data))
 
 
 def _take(counts: Counter[str], names: Iterable[str]) -> None:
