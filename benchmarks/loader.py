@@ -1,4 +1,5 @@
-"""Loader figures: throughput against a plain numpy row gather, start-up at a trillion tokens, look-up, ledger.
+"""Loader figures: throughput beside a numpy row gather, a bare memmap and mosaicml-streaming; seek, start-up at a trillion
+tokens, look-up, ledger.
 
     python benchmarks/loader.py [--quick] [--json]
 
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def row(name: str, value: float, unit: str, **more: Any) -> Row:
     peer_value = more.get("peer_value")
     ratio = value / peer_value if peer_value else None
     possible = (("", value, "target"), ("ratio ", ratio, "ratio_target"))
-    goals = [(what, figure, *more[key]) for what, figure, key in possible if key in more]
+    goals = [(what, figure, *more[key]) for what, figure, key in possible if key in more and figure is not None]
     judged = [figure <= bound if relation == "<=" else figure >= bound for _, figure, relation, bound in goals]
     shown = " and ".join(f"{what}{relation} {bound}" for what, _, relation, bound in goals)
     return {
@@ -169,6 +170,79 @@ def throughput(sources: Sources, folder: Path, steps: int) -> list[Row]:
         row("stream, one prefetch thread", num_tokens / min(streamed), "Mtok/CPU-s", peer="numpy row gather",
             peer_value=gather, target=(">=", 200)),
     ]  # fmt: skip
+
+
+def side_by_side(sources: Sources, folder: Path, repeat: int) -> list[Row]:
+    """The same samples through mosaicml-streaming with shuffle, a bare memmap in random order, and ours, in turns."""
+    num_samples = sum(int(sources.shard_samples(name).sum()) for name in sources.names)
+    num_tokens, steps = num_samples * SEQ_LEN / 1e6, num_samples // 512
+    plan = _plan(sources, 512)
+    maps = []
+    for source in sources.names:
+        for shard, samples in enumerate(sources.shard_samples(source).tolist()):
+            path = folder / source / ShardName(shard).mds
+            maps.append(
+                np.memmap(path, np.uint16, "r", path.stat().st_size - samples * SEQ_LEN * 2, (samples, SEQ_LEN))
+            )
+    picks = np.random.default_rng(0).permutation(
+        [(one, row) for one in range(len(maps)) for row in range(len(maps[one]))]
+    )
+
+    def bare() -> None:
+        for start in range(0, len(picks), 512):
+            np.stack([maps[one][row] for one, row in picks[start : start + 512].tolist()])
+
+    def ours() -> None:
+        with Stream(plan, sources, StreamConfig(threads=1, prefetch_steps=2)) as stream:
+            for _ in range(steps):
+                next(stream)
+
+    bare_s, ours_s, mosaic_s = [], [], []
+    for _ in range(repeat):
+        bare_s.append(cpu_s(bare))
+        ours_s.append(cpu_s(ours))
+        mosaic_s.append(_mosaic_cpu_s(folder, sources.names))
+    found = [spent for spent in mosaic_s if spent is not None]
+    mosaic = num_tokens / min(found) if found else None
+    rate, against = num_tokens / min(ours_s), {"peer": "mosaicml-streaming, shuffle", "peer_value": mosaic}
+    return [
+        row("side by side: ours (verified, labels, digests)", rate, "Mtok/CPU-s", **against, ratio_target=(">=", 20)),
+        row("side by side: bare memmap, random rows", num_tokens / min(bare_s), "Mtok/CPU-s", **against),
+    ]
+
+
+def _mosaic_cpu_s(folder: Path, sources: Sequence[str]) -> float | None:
+    """CPU seconds of one shuffled epoch in a process of its own, imports and start left out; None: not installed."""
+    command = [sys.executable, __file__, "--mosaic", str(folder), ",".join(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+
+
+def mosaic_epoch(folder: Path, sources: Sequence[str]) -> None:
+    """Child process: iterate stock ``StreamingDataset`` as its users do; prints CPU seconds."""
+    from streaming import Stream as StockStream
+    from streaming import StreamingDataset
+
+    streams = [StockStream(local=str(folder / source)) for source in sources]
+    dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=8)
+    print(json.dumps(cpu_s(lambda: [sample["tokens"] for sample in dataset])))
+
+
+def seek(sources: Sources, repeat: int) -> list[Row]:
+    """From a state to the samples of its step: the Cursor read and checked, and what the step reads known."""
+    plan = _plan(sources, 512)
+    steps = np.random.default_rng(1).integers(0, 1 << 20, repeat).tolist()
+    with Stream(plan, sources) as stream:
+        states = [stream.state_dict(step) for step in steps]
+
+        def run() -> None:
+            for state in states:
+                stream.load_state_dict(state)
+                plan.samples(plan.step_positions(stream.next_step))
+
+        run()
+        spent = min(cpu_s(run) for _ in range(3))
+    return [row("seek to a random step", 1e3 * spent / repeat, "CPU-ms", target=("<=", 1))]
 
 
 def look_up(sources: Sources, repeat: int) -> list[Row]:
@@ -308,7 +382,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--first-batch", nargs=2, metavar=("FOLDER", "STEP"), help=argparse.SUPPRESS)
+    parser.add_argument("--mosaic", nargs=2, metavar=("FOLDER", "SOURCES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.mosaic:
+        mosaic_epoch(Path(options.mosaic[0]), options.mosaic[1].split(","))
+        return
     if options.first_batch:
         first_batch(Path(options.first_batch[0]), int(options.first_batch[1]))
         return
@@ -316,6 +394,8 @@ def main() -> None:
         folder = Path(name)
         sources = make_small(folder / "small", 2048 if options.quick else 8192)
         rows = throughput(sources, folder / "small", 8 if options.quick else 60)
+        rows += side_by_side(sources, folder / "small", 1 if options.quick else 3)
+        rows += seek(sources, 100 if options.quick else 1000)
         rows += look_up(sources, 20 if options.quick else 100)
         rows += ledger(folder, 2000)
         rows += start_up(folder / "trillion", 3 if options.quick else 8)
