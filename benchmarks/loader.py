@@ -1,5 +1,5 @@
-"""Loader figures: throughput beside a numpy row gather, a bare memmap and mosaicml-streaming; seek, start-up at a trillion
-tokens, look-up, ledger.
+"""Loader figures: throughput beside a numpy row gather, a bare memmap and mosaicml-streaming; seek, start-up at a
+trillion tokens, look-up, ledger.
 
     python benchmarks/loader.py [--quick] [--json]
 
