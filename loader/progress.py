@@ -72,13 +72,18 @@ class Progress:
             return
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, rates=self._rates())
-        elif time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:
+        elif time.monotonic() - self._last_line_s >= LINE_INTERVAL_S and not self._at_end():
             self._write_line(self._remaining())
+
+    def _at_end(self) -> bool:
+        """Whether all is done: the last line says so."""
+        return self._total is not None and self._done >= self._total
 
     def _rates(self) -> str:
         elapsed_s = time.monotonic() - self._started_s
         counts = {self._unit: self._done, **self._counts}
-        return ", ".join(format_rate(count, elapsed_s, name) for name, count in counts.items())
+        shown = {name: count for name, count in counts.items() if count >= 0.05 * elapsed_s}
+        return ", ".join(format_rate(count, elapsed_s, name) for name, count in shown.items())
 
     def _remaining(self) -> str:
         if not self._total or not self._done:
@@ -89,7 +94,8 @@ class Progress:
 
     def _write_line(self, state: str) -> None:
         self._last_line_s = time.monotonic()
-        self._stream.write(f"{self._label}: {state} ({self._rates()})\n")
+        rates = self._rates()
+        self._stream.write(f"{self._label}: {state}" + (f" ({rates})\n" if rates else "\n"))
         self._stream.flush()
 
 
