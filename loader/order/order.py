@@ -23,6 +23,7 @@ __all__ = ["OrderSet", "SourceOrder", "source_key"]
 
 _Ints = NDArray[np.int64]
 _KEPT_SLICES = 1 << 20
+_KEPT_EPOCHS = 256  # of a small source; more would only add up, 6 KB each, over a long run
 _JOINED_SLICES = 1 << 18
 _STEPS_AHEAD = 32
 _EPOCH_ROWS = 10_000  # rows of a snapshot that cost more to join than an epoch of a few shards to build
@@ -46,7 +47,7 @@ class SourceOrder:
         self.layout = shard_layout(shard_samples, window_shards, slices)
         self._key = key
         self._kept: OrderedDict[int, EpochTables] = OrderedDict()
-        self._max_kept = max(2, _KEPT_SLICES // max(1, self.layout.num_slices + 64))
+        self._max_kept = min(_KEPT_EPOCHS, max(2, _KEPT_SLICES // max(1, self.layout.num_slices + 64)))
         self._lock = threading.Lock()
 
     @property
