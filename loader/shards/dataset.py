@@ -37,6 +37,7 @@ _OPEN_COST = 1 << 20
 # 16 shards of a source are live at once, with some 3 MB of segments each: room for ten sources, or batches would read
 # the same tables again and again.
 _TABLE_CACHE_BYTES = 512 << 20
+_TABLE_COST = 1 << 16  # of a tiny table: its arrays cost more than their bytes, and 100,000 of them add up
 
 
 class Dataset:
@@ -259,7 +260,7 @@ class Dataset:
 
     def _open_segments(self, row: int) -> tuple[SegmentRows, int]:
         segments = join_rows(*self.storage.tables(self.shard_files(row)))
-        return segments, segments.size_bytes
+        return segments, max(_TABLE_COST, segments.size_bytes)
 
     def _document_index(self) -> DocumentIndex:
         with self._lock:
