@@ -22,6 +22,7 @@ COMMANDS = {
     "loader.dataset_cli",
     "loader.interop_cli",
     "loader.run_cli",
+    "loader.remap_cli",
     "loader.report_cli",
     "loader.demo",
 }
