@@ -102,11 +102,12 @@ def _many_shards(folder: Path, num_shards: int) -> Path:
     "num_shards", [pytest.param(1_500, id="1,500"), pytest.param(100_000, id="100,000", marks=pytest.mark.slow)]
 )
 def test_flat_over_shards(tmp_path: Path, num_shards: int) -> None:
-    """An epoch that touches every shard, which opens and closes each."""
+    """Nine tenths of an epoch open and close nearly every shard; at its end the tables of the next one would come."""
     folder = _many_shards(tmp_path / "many", num_shards)
     with open_stream(folder, 8, OrderOptions(weights={"web": 1.0})) as stream:
-        _check_flat(stream, num_shards * SHARD_SAMPLES // 8)
-        assert stream.next_step * 8 >= num_shards * SHARD_SAMPLES - 80
+        num_batches = num_shards * SHARD_SAMPLES // 8 * 9 // 10
+        _check_flat(stream, num_batches)
+        assert stream.next_step >= num_batches - 10
 
 
 @pytest.mark.parametrize(
