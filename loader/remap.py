@@ -133,7 +133,7 @@ def _old_view(root: Path) -> tuple[RunView | None, str | None]:
     try:
         return open_run(root), None
     except TokenreelError as error:
-        if error.code.startswith("TR-RUN-") and error.code != "TR-RUN-DATASET":
+        if error.code.split("-")[1] == "RUN" and error.code != "TR-RUN-DATASET":
             raise
         return None, f"{error.message} ({error.place})"
 

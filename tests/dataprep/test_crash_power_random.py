@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(("fault", "seed"), [("some", 1), ("some", 2), ("order", 3)])
 def test_random_losses(tmp_path: Path, fault: str, seed: int) -> None:
-    report = run_plan(tmp_path, mode="chain", faults=[fault], share=120, seed=seed)
+    report = run_plan(tmp_path, mode="chain", faults=[fault], share=40, seed=seed)
     assert report["problems"] == []
     assert report["missed"] == {"some": []}
 
