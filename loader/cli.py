@@ -42,7 +42,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "history": ("loader.run_cli:history", "Branches, spikes, cuts and resumes of a run as a timeline."),
     "report": ("loader.report_cli:report", "One self-contained HTML page about a dataset or a run."),
     "export": ("loader.interop_cli:export", "A dataset as MDS, Megatron, datatrove or Parquet files."),
-    "diff": ("loader.interop_cli:diff", "What differs between two datasets or two runs; exits with 1 if anything does."),
+    "diff": (
+        "loader.interop_cli:diff",
+        "What differs between two datasets or two runs; exits with 1 if anything does.",
+    ),
     "schema": ("loader.interop_cli:schema", "JSON Schema of configurations, and the layout of every table."),
 }
 _PACKAGES = ("loader", "dataprep", "train")

@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_without_power_at_a_tenth_of_the_calls(tmp_path: Path) -> None:
-    """The hardest loss: nothing survives that was not synced. Each costs more than a kill, for the tree is made anew."""
+    """The hardest loss: nothing survives that was not synced. Each costs more than a kill: the tree is made anew."""
     report = run_plan(tmp_path, mode="chain", faults=["least"], share=240)
     assert report["problems"] == []
     assert report["missed"] == {"some": []}
