@@ -1,6 +1,9 @@
-"""Settings of the whole suite: property tests draw the same examples every time and are never judged by the clock."""
+"""Settings of the whole suite: property tests draw the same examples every time and are never judged by the clock;
+processes can be interrupted also where the suite itself was started in the background, with interrupts ignored."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +15,6 @@ settings.register_profile(
 )
 settings.register_profile("explore", parent=settings.get_profile("tokenreel"), derandomize=False, max_examples=1000)
 settings.load_profile("tokenreel")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
