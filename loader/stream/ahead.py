@@ -8,6 +8,7 @@ is kept fills no more than four fifths of the cache, and 65,536 samples ahead at
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections import Counter, deque
@@ -107,8 +108,11 @@ class _Work:
     queue: deque[Shard] = field(default_factory=deque)
     kept_bytes: int = 0
     closed: bool = False
+    process: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
+        if self.process != os.getpid():  # in a forked child a thread of the parent may hold the lock for ever
+            return
         with self.changed:
             self.closed = True
             self.changed.notify_all()

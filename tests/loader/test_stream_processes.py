@@ -18,6 +18,7 @@ import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
 
 from loader.errors import ConfigError
+from loader.stream.ahead import _Work
 from loader.stream.buffers import BufferPool
 from loader.stream.open import open_stream
 from loader.stream.prefetch import Prefetcher
@@ -77,13 +78,15 @@ def test_a_stream_read_before_a_fork_is_refused_in_the_child_and_lives_on_in_the
         assert next(stream).step == 2
 
 
-def test_no_lock_crosses_a_fork() -> None:
+def test_no_lock_crosses_a_fork(made: MadeDataset) -> None:
     """Each lock is held by another thread at the moment of the fork, which the child would wait for without end."""
     pool, prefetcher = BufferPool(), Prefetcher(lambda index, note: index, 0, 2, 1)
+    with open_stream(made.path, 4) as stream:
+        fetching = _Work(stream.plan, stream.sources, (0, 1), 1, 0)
     held, leave = threading.Barrier(2), threading.Event()
 
     def hold() -> None:
-        with pool._lock, prefetcher._shared.changed:
+        with pool._lock, prefetcher._shared.changed, fetching.changed:
             held.wait()
             leave.wait(TIMEOUT_S)
 
@@ -95,6 +98,7 @@ def test_no_lock_crosses_a_fork() -> None:
         array = pool.empty((1 << 20,), "u1")
         del array
         prefetcher._finalizer()
+        fetching.close()
         return f"{pool.kept_bytes}".encode()
 
     try:
