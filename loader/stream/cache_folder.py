@@ -4,7 +4,7 @@
                                     and nothing outside of marked folders is ever removed
     <root>/.leases/                 what each process needs (``leases``)
     <root>/.locks/                  held while a file is fetched; the length of one is how many bytes have come
-    <root>/.tmp-<lease>-<number>/   a file on its way
+    <root>/.tmp-<lease>-<process>-<number>/   a file on its way
 
 Names begin with the digest of a Dataset, so another version of it never meets the files of this one. A file is fetched
 under a temporary name, compared with size and xxh3-128, fsynced, renamed; one found there is compared before its first
@@ -126,14 +126,14 @@ class CacheFolder:
         """
         path = self.root / wanted.name
         if not self.has(wanted):
-            with self._locks.hold(wanted.name, f"fetching {wanted.place}") as progress:
-                if not self._verified(wanted):
-                    try:
+            try:
+                with self._locks.hold(wanted.name, f"fetching {wanted.place}") as progress:
+                    if not self._verified(wanted):
                         self._fetch(wanted, fetch, progress)
-                    except OSError as error:
-                        message = f"the cache cannot be written: {error.strerror or error}"
-                        place = str(error.filename or path)
-                        raise JobError("TR-STORE-DISK", message, place, "room and rights in the cache folder") from None
+            except OSError as error:
+                message = f"the cache cannot be read and written: {error.strerror or error}"
+                place = str(error.filename or path)
+                raise JobError("TR-STORE-DISK", message, place, "room and rights in the cache folder") from None
         with contextlib.suppress(OSError):
             os.utime(path)  # its age decides who is evicted first
         return path
@@ -158,7 +158,8 @@ class CacheFolder:
                 raise ConfigError("TR-STORE-CACHE", message, str(self.root / top), "a folder for fetched files alone")
 
     def _temporary(self) -> Path:
-        return self.root / f"{TEMPORARY_PREFIX}{self.lease.name}-{next(self._numbers)}"
+        """A new name; forked children share the lease and count on from the same number."""
+        return self.root / f"{TEMPORARY_PREFIX}{self.lease.name}-{os.getpid()}-{next(self._numbers)}"
 
     def _verified(self, wanted: Wanted) -> bool:
         """Whether the right bytes are there; others are removed."""

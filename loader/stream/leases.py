@@ -117,7 +117,8 @@ def read_needs(folder: Path) -> Needs:
             except OSError:
                 alive.add(path.name[: -len(_SUFFIX)])
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another user's may have to stay
+                    path.unlink()
                 continue
             for line in _lines(descriptor):
                 kind, _, name = line.partition(" ")

@@ -121,6 +121,31 @@ def test_a_full_disk_is_named_and_later_it_goes_on(tmp_path: Path) -> None:
     assert cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked)).read_bytes() == data_of(NAMES[0])
 
 
+def test_a_cache_folder_taken_away_meanwhile_is_named(tmp_path: Path) -> None:
+    cache, asked = CacheFolder(tmp_path / "cache", None, 5.0), list[str]()
+    (tmp_path / "cache" / ".locks").rmdir()
+    with pytest.raises(JobError, match=r"TR-STORE-DISK[\s\S]*\.locks"):
+        cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked))
+    (tmp_path / "cache" / ".locks").mkdir()
+    assert cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked)).read_bytes() == data_of(NAMES[0])
+
+
+def test_a_forked_child_fetches_under_names_of_its_own(tmp_path: Path) -> None:
+    cache = CacheFolder(tmp_path, None, 5.0)
+    with stopped_child(lambda: (tmp_path / "said").write_text(str(cache._temporary()))):
+        assert (tmp_path / "said").read_text() != str(cache._temporary())
+        cache._temporary().mkdir()
+        CacheFolder(tmp_path, None, 5.0)  # clears away what dead processes left
+        assert len(list(tmp_path.glob(".tmp-*"))) == 1
+
+
+def test_a_lease_that_cannot_be_removed_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".leases" / "other.lease").mkdir(parents=True)
+    asked: list[str] = []
+    CacheFolder(tmp_path, None, 5.0).ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked))
+    assert asked == NAMES[:1]
+
+
 @contextmanager
 def stopped_child(work: Callable[[], object]) -> Iterator[int]:
     """A process that does ``work``, then waits; killed at the end."""
