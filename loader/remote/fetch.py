@@ -61,6 +61,10 @@ class Fetcher:
         self.stop.set()
         self._pool.shutdown(wait=error is None, cancel_futures=True)
 
+    def give_up(self) -> None:
+        """End the threads without waiting for them; nothing more is fetched."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def fetch(
         self, store: Store, file: RemoteFile, target: Path, advance: Callable[[int], None] = lambda size: None
     ) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -50,6 +51,12 @@ class Objects(Protocol):
         """
 
 
+def _end(fetcher: Fetcher, pid: int) -> None:
+    """Threads of a Dataset that is forgotten; a forked child has none, and may find their lock held for ever."""
+    if os.getpid() == pid:
+        fetcher.give_up()
+
+
 class StoreObjects:
     """Objects of a store that obstore or fsspec reads."""
 
@@ -60,6 +67,7 @@ class StoreObjects:
         self._known: dict[str, RemoteFile] = {}
         self._has_ranges = True
         self._pid = os.getpid()
+        weakref.finalize(self, _end, self._fetcher, self._pid).atexit = False
 
     @property
     def url(self) -> str:

@@ -8,7 +8,6 @@ Shape letters: N samples of a shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DamageError
+from ..remote.daemon_pool import DaemonPool
 from ..shards.access import read_verified
 from ..shards.dataset import Dataset, read_dataset
 from ..shards.layout import docs_size, mds_header_size, segments_size, token_dtype
@@ -305,7 +305,7 @@ class RangedTokens:
         size, damaged = self._sample_bytes, set[int]()
         runs = list(_runs(sorted(rows_of), max(1, _RANGE_BYTES // size)))
         tell(f"reading {len(rows_of)} samples of {self.place}")
-        with ThreadPoolExecutor(min(_REQUESTS, max(1, len(runs))), "tokenreel-samples") as pool:
+        with DaemonPool(min(_REQUESTS, max(1, len(runs))), "tokenreel-samples") as pool:
             for (first, stop), data in zip(runs, pool.map(lambda run: self._range(*run), runs), strict=True):
                 for sample in range(first, stop):
                     piece = data[(sample - first) * size : (sample - first + 1) * size]

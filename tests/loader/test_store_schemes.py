@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from support.object_store import static_http
 from support.remote_datasets import QUICK, cached_files, digests, open_remote
 
 from loader.errors import ConfigError, DamageError, JobError
+from loader.shards.access import read_verified
+from loader.stream.remote import RangedTokens
 from loader.stream.store import StoreOptions, fetch_dataset, look_into_dataset
 
 _SPEC = DatasetSpec(documents={"web": 40, "code": 20}, seq_len=32, samples_per_shard=12)
@@ -54,6 +58,67 @@ def test_a_plain_web_server_without_ranges(made: MadeDataset, local: list[int], 
 def test_a_scheme_that_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no store for s5://[\s\S]*tokenreel\[mosaic\]"):
         fetch_dataset("s5://bucket/data", StoreOptions(tmp_path, None, 5.0, QUICK))
+
+
+def test_threads_of_a_forgotten_dataset_end(made: MadeDataset, tmp_path: Path) -> None:
+    def fetching() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("range-")}
+
+    before = fetching()
+    with static_http(made.path) as url:
+        dataset = fetch_dataset(url, StoreOptions(tmp_path, None, 5.0, QUICK))
+        dataset.read_samples("web", [0])
+        own = fetching() - before
+        assert own
+        del dataset
+        gc.collect()
+        for thread in own:
+            thread.join(10)
+    assert not own & fetching()
+
+
+class _Stalled:
+    """A folder as a store whose second sample is never answered and whose first one fails."""
+
+    url = "stalled://folder"
+    has_ranges = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked, self.leave = threading.Event(), threading.Event()
+        self.starts: list[int] = []
+
+    def size(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        self.starts.append(start)
+        if start == min(self.starts):
+            self.asked.wait(10)
+            raise JobError("TR-REMOTE-FAILED", "no answer", name)
+        self.asked.set()
+        self.leave.wait(60)
+        return b""
+
+    def fetch(self, name: str, target: Path, advance: Any) -> str:
+        raise NotImplementedError
+
+
+def test_samples_of_a_shard_wait_for_no_stalled_request_after_an_error(made: MadeDataset) -> None:
+    objects, dataset, failed = _Stalled(made.path), made.open(), list[BaseException]()
+    tokens = RangedTokens(objects, dataset.shard_files(0), read_verified)
+
+    def copy() -> None:
+        try:
+            tokens.copy([0, 4], memoryview(bytearray(2 * 64)), [0, 1])
+        except JobError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    thread.join(10)
+    objects.leave.set()
+    assert [type(error) for error in failed] == [JobError]
 
 
 def test_a_forked_process_is_told(made: MadeDataset, tmp_path: Path) -> None:
