@@ -12,7 +12,15 @@ from .run_view import RunView, open_run
 if TYPE_CHECKING:
     from .grep import SegmentTexts
 
-__all__ = ["documents_over_time", "grep_over_time", "positions_over_time", "step_over_time", "view_before", "views"]
+__all__ = [
+    "documents_over_time",
+    "grep_over_time",
+    "positions_over_time",
+    "step_over_time",
+    "view_before",
+    "views",
+    "views_of_steps",
+]
 
 
 def view_before(view: RunView) -> RunView:
@@ -43,6 +51,22 @@ def views(view: RunView) -> Iterator[tuple[RunView, int, int]]:
             return
         yield view, start.step, start.position
         view = view_before(view)
+
+
+def views_of_steps(view: RunView, steps: range) -> Iterator[tuple[RunView, range]]:
+    """(view, those of ``steps`` that its plan reads), the newest first.
+
+    Raises:
+        ConfigError: the Datasets of some of the steps are gone.
+    """
+    stop = steps.stop
+    for one, first, _ in views(view):
+        start = max(steps.start, first)
+        if stop > start:
+            yield one, range(start, stop)
+            stop = start
+        if stop <= steps.start:
+            return
 
 
 def step_over_time(view: RunView, step: int) -> tuple[RunView, dict[str, Any]]:
@@ -112,14 +136,10 @@ def grep_over_time(view: RunView, text: str, steps: range, texts_of: Any) -> dic
     """
     from .grep import grep_run
 
-    results, stop = list[dict[str, Any]](), steps.stop
-    for one, first, _ in views(view):
-        if stop > max(steps.start, first):
-            texts: SegmentTexts = texts_of(one)
-            results.insert(0, grep_run(one, text, range(max(steps.start, first), stop), texts))
-            stop = max(steps.start, first)
-        if stop <= steps.start:
-            break
+    results = list[dict[str, Any]]()
+    for one, own in views_of_steps(view, steps):
+        texts: SegmentTexts = texts_of(one)
+        results.insert(0, grep_run(one, text, own, texts))
     return {
         **results[-1],
         "steps": [steps.start, steps.stop],

@@ -74,9 +74,13 @@ class RunContext:
         self._asked = False
 
     def load_frozen(self, step: int) -> FrozenModel | None:
-        """The newest valid checkpoint whose next step is <= ``step``, on the current branch; None if there is none."""
+        """The newest valid checkpoint whose next step is <= ``step``, on the current branch, since its last remap; None
+        if there is none."""
         paths = self._job.paths
         checkpoint = newest_valid(paths.checkpoints, read_branches(paths), step, self._damaged)
+        start = self._plan.config.start
+        if checkpoint is not None and start is not None and checkpoint.facts.step < start.step:
+            return None
         return None if checkpoint is None else frozen_model(self._job, self._sources, checkpoint)
 
     def read_batch(self, step: int) -> Batch:

@@ -113,7 +113,11 @@ class _Driver:
         branches = read_branches(paths)
         entries = read_skips(paths)
         plan = _plan(self._job, self._sources, entries, branches)
-        watch = SpikeWatch(config.spikes, mixture_stages(self._job, self._sources), rollbacks_from(entries))
+        stages, first_step = (
+            mixture_stages(self._job, self._sources),
+            plan.config.start.step if plan.config.start else 0,
+        )
+        watch = SpikeWatch(config.spikes, stages, rollbacks_from(entries), first_step)
         stream = Stream(plan, self._sources, StreamConfig(threads=config.run.reader_threads))
         checkpoint = self._load(branches, watch, stream)
         if self._changes != Changes():

@@ -16,6 +16,7 @@ import torch
 
 from loader.errors import ConfigError, DamageError
 from loader.lookup import segments_json
+from loader.run_past import views_of_steps
 from loader.run_view import RunView, open_run
 from loader.stream.batch import read_batch
 
@@ -58,7 +59,8 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
     ``matches_ledger`` says whether the tokens of a step are the ones that the run recorded for it.
 
     Raises:
-        ConfigError: no such run, branch or checkpoint, or more steps than one call holds.
+        ConfigError: no such run, branch or checkpoint, more steps than one call holds, or steps before a remap whose
+            Datasets are gone.
         DamageError: the checkpoint or a shard is damaged.
     """
     job, view = job_of_run(request.run), open_run(request.run, request.branch)
@@ -67,11 +69,12 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
     torch.set_num_threads(job.config.run.threads)
     frozen = frozen_model(job, view.sources, checkpoint)
     words = vocabulary_bytes(view.sources) if request.text else None
+    parts = [*views_of_steps(view, range(request.start, request.stop))][::-1]
     return {
         "branch": view.branch.number,
         "checkpoint": checkpoint.path.name,
         "checkpoint_step": checkpoint.facts.step,
-        "steps": [_replay_step(view, frozen, step, words) for step in range(request.start, request.stop)],
+        "steps": [_replay_step(one, frozen, step, words) for one, steps in parts for step in steps],
     }
 
 

@@ -91,13 +91,14 @@ class Case:
 
     Attributes:
         window: the steps under suspicion. finite: the parameters still are. raised: how high the loss stayed.
-        rollbacks: earlier ones, oldest first.
+        rollbacks: earlier ones, oldest first. first_step: the first one that the plan can read.
     """
 
     window: Window
     finite: bool
     raised: Raised
     rollbacks: tuple[RollbackRecord, ...]
+    first_step: int = 0
 
 
 @dataclass(frozen=True)

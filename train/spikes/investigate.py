@@ -28,12 +28,14 @@ def _score(
 
 
 def _baseline(
-    context: InvestigationContext, frozen: FrozenModel, stop: int, config: SpikeConfig
+    context: InvestigationContext, frozen: FrozenModel, steps: tuple[int, int], config: SpikeConfig
 ) -> list[SegmentColumns]:
-    """Clean steps before the window, newest first, until there are enough segments in all and of each source."""
+    """Clean steps before the window, ``steps`` = [first there is, window), newest first, until there are enough
+    segments in all and of each source."""
+    first, stop = steps
     rules, token_bytes = config.attribution, context.token_bytes()
     parts: list[SegmentColumns] = []
-    for step in range(stop - 1, max(-1, stop - 1 - rules.max_baseline_steps), -1):
+    for step in range(stop - 1, max(first - 1, stop - 1 - rules.max_baseline_steps), -1):
         parts.append(_score(context, frozen, step, token_bytes, True))
         table = concatenate(parts)
         if enough_baseline(table, np.unique(table.source_S).tolist(), rules):
@@ -95,7 +97,7 @@ def investigate(case: Case, context: InvestigationContext, config: SpikeConfig) 
         return Verdict("give_up", "given_up", report={**report, "action": "give_up", "outcome": "given_up"})
     sources, token_bytes = context.source_names(), context.token_bytes()
     parts = [_score(context, frozen, step, token_bytes, False) for step in range(window.start, window.stop)]
-    baseline = _baseline(context, frozen, window.start, config)
+    baseline = _baseline(context, frozen, (case.first_step, window.start), config)
     columns = concatenate(parts + baseline)
     found: Attribution | None = None
     if np.count_nonzero(columns.baseline_S) >= _LEAST_BASELINE and not columns.baseline_S.all():

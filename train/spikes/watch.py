@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .config import SpikeConfig
@@ -46,6 +46,7 @@ class SpikeWatch:
         config: the ``spikes:`` block.
         stages: the mixture, (first position, source -> share) in order; planned changes do not surprise the detectors.
         rollbacks: earlier rollbacks of this run, oldest first.
+        first_step: where the plan begins: steps before a remap are another plan's, and nobody rolls back over it.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class SpikeWatch:
         config: SpikeConfig,
         stages: Sequence[tuple[int, Mapping[str, float]]],
         rollbacks: Sequence[RollbackRecord] = (),
+        first_step: int = 0,
     ) -> None:
         self.config = config
+        self._first_step = first_step
         self.rollbacks = tuple(rollbacks)
         self._detectors = DetectorSet(config.detectors, stages)
         self._window: Window | None = None
@@ -112,7 +115,7 @@ class SpikeWatch:
         config = self.config
         recent = alarm - config.detectors.window_steps
         new = [step for step in self._detectors.sources.first_step.values() if step > max(0, recent)]
-        return max(0, min([alarm - config.lead_steps, *new]))
+        return max(self._first_step, min([alarm - config.lead_steps, *new]))
 
     def _continue_case(self, record: StepRecord) -> Decision:
         """An alarm is open: wait for ``patience``, then answer."""
@@ -166,7 +169,7 @@ class SpikeWatch:
         """
         if self._window is None or not self._asked:
             raise RuntimeError("investigate() without an investigate decision")
-        case = Case(self._window, self._finite, self._raised(), self.rollbacks)
+        case = Case(self._window, self._finite, self._raised(), self.rollbacks, self._first_step)
         verdict = investigate(case, context, self.config)
         if verdict.rollback_to is None:
             self.answer()
@@ -194,7 +197,8 @@ class SpikeWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The state as saved; the next decision is the one an uninterrupted run would take."""
         self._detectors.load(state["detectors"])
-        self._window = None if state["window"] is None else Window(**state["window"])
+        window = None if state["window"] is None else Window(**state["window"])
+        self._window = window and replace(window, start=max(window.start, self._first_step))
         self._trend = None if state["trend"] is None else Trend(**state["trend"])
         self._losses = [math.nan if x is None else float(x) for x in state["losses"]]
         self._finite, self._asked = bool(state["finite"]), bool(state["asked"])
