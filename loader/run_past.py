@@ -140,6 +140,8 @@ def grep_over_time(view: RunView, text: str, steps: range, texts_of: Any) -> dic
     for one, own in views_of_steps(view, steps):
         texts: SegmentTexts = texts_of(one)
         results.insert(0, grep_run(one, text, own, texts))
+    if not results:  # a run that has done no step
+        results.append(grep_run(view, text, steps, texts_of(view)))
     return {
         **results[-1],
         "steps": [steps.start, steps.stop],

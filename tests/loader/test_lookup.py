@@ -15,6 +15,7 @@ from loader.errors import ConfigError, DamageError
 from loader.grep import SegmentTexts, grep_dataset, grep_run
 from loader.lookup import document_places, document_steps, locate_positions, locate_step, parse_document
 from loader.order import SkipEntry
+from loader.run_past import grep_over_time
 from loader.run_view import RunView, open_run
 from loader.stream.batch import read_batch
 from loader.text.records import RecordPlace, read_texts
@@ -140,6 +141,11 @@ def test_grep_finds_every_reading_and_nothing_else(made: MadeDataset, view: RunV
                             expected.add((step, f"{piece.document.id:016x}", piece.byte_start, at))
         assert found == expected
         assert bool(expected) == (needle != "not this")
+
+
+def test_grep_in_a_run_that_has_done_no_step(made: MadeDataset, view: RunView) -> None:
+    result = grep_over_time(view, "web", range(0), lambda one: SegmentTexts(one.sources.datasets, {}))
+    assert (result["steps"], result["hits"], result["num_documents"]) == ([0, 0], [], 0)
 
 
 def test_grep_in_a_dataset(made: MadeDataset) -> None:

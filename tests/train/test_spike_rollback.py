@@ -38,7 +38,8 @@ class ScriptedWatch:
 
     answer = "mask"
 
-    def __init__(self, config: object, stages: object, rollbacks: tuple[RollbackRecord, ...]) -> None:
+    def __init__(self, config: object, stages: object, rollbacks: tuple[RollbackRecord, ...], first_step: int) -> None:
+        assert first_step == 0
         self.rollbacks, self.seen = rollbacks, 0.0
 
     def observe(self, record: StepRecord) -> Decision:
