@@ -17,7 +17,7 @@ from ..remote.fetch import Fetcher, place_of, read_ranges
 from ..remote.store import RemoteFile, Store
 from ..remote.store_failures import StoreError, Transfer, with_retries
 
-__all__ = ["Objects", "StoreObjects"]
+__all__ = ["Objects", "StoreObjects", "read_part"]
 
 _R = TypeVar("_R")
 
@@ -49,6 +49,13 @@ class Objects(Protocol):
         Raises:
             DamageError: ``TR-FILE-MISSING``. JobError: it cannot be fetched. OSError: the disk refused.
         """
+
+
+def read_part(path: Path, start: int, stop: int) -> bytes:
+    """The bytes ``start`` to ``stop`` of a file, as far as it goes; never more of it in memory."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 def _end(fetcher: Fetcher, pid: int) -> None:
@@ -97,7 +104,7 @@ class StoreObjects:
                 self._has_ranges = False
         with tempfile.TemporaryDirectory(prefix="tokenreel-object-") as folder:
             self._fetch(name, Path(folder) / "object", lambda size_bytes: None)
-            return (Path(folder) / "object").read_bytes()[start:stop]
+            return read_part(Path(folder) / "object", start, stop)
 
     def fetch(self, name: str, target: Path, advance: Callable[[int], None]) -> str:
         """See :meth:`Objects.fetch`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import ConfigError, DamageError
 from ..files import hash_file
 from ..remote.store_failures import StoreError, Transfer, redact, with_retries
+from .objects import read_part
 
 __all__ = ["Download", "WholeObjects"]
 
@@ -44,8 +45,7 @@ class WholeObjects:
     def read(self, name: str, start: int, stop: int) -> bytes:
         """See ``Objects.read``."""
         with tempfile.TemporaryDirectory(prefix="tokenreel-object-") as folder:
-            data = self._to(name, Path(folder) / "object").read_bytes()
-        return data[start:stop]
+            return read_part(self._to(name, Path(folder) / "object"), start, stop)
 
     def fetch(self, name: str, target: Path, advance: Callable[[int], None]) -> str:
         """See ``Objects.fetch``; progress is told at the end only."""
