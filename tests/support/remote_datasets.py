@@ -49,6 +49,7 @@ def digests(stream: Stream, steps: int) -> list[int]:
 
 
 def cached_files(cache: Path) -> Iterator[Path]:
-    """Shard files in a cache folder."""
-    for name, _, files in os.walk(cache):
+    """Shard files in a cache folder; those on their way, which may go at any moment, are none."""
+    for name, folders, files in os.walk(cache):
+        folders[:] = [folder for folder in folders if not folder.startswith(".tmp-")]
         yield from (Path(name) / file for file in files if file.endswith((".mds", ".segments", ".docs")))
