@@ -24,8 +24,9 @@ _SCREENED = {
     "quality": [{"filter": "periodic"}, {"filter": "length", "options": {"min_words": 2}}],
     "decontaminate": {"benchmarks": {"own": {"path": "items.jsonl"}}},
     "dedup": {"methods": ["exact", "minhash", "simhash", "ngram"], "ngram": {"n": 8}, "write_index": True},
+    "mix": {"ratios": {"web": 1, "code": 1}, "total_tokens": 300},
 }
-"""Every stage that a configuration can ask for."""
+"""Every stage that a configuration can ask for; the plan is so short that both sources are thinned."""
 _COMMAND = [sys.executable, "-c", "import sys; from loader.cli import main; sys.exit(main())"]
 _TIMEOUT_S = 300
 
