@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -118,20 +119,25 @@ def test_nothing_but_data_and_configuration_shapes_a_dataset(tmp_path: Path) -> 
     assert len(expected) > 20
     assert "job.json" in {Path(name).name for name in expected}
     other = memory_folder(tmp_path)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    for number, workers in enumerate((2, 7)):
-        root = tmp_path / f"other{number}"
-        sources = {
-            "web": {"root": str(tmp_path / "corpus" / "web"), "files": ["deep/b.jsonl", "a.jsonl"]},
-            "code": {"root": str(tmp_path / "corpus" / "code"), "files": ["y.jsonl.gz", "x.jsonl"]},
-        }
-        config = make_job(root, tmp_path / "corpus", whole=True, run={"workers": workers}, sources=sources)
-        changes = {"PYTHONHASHSEED": str(workers), "TZ": "Asia/Kathmandu", "LC_ALL": "C.UTF-8", "TMPDIR": str(scratch)}
-        finish(start(config, umask=0o077 if number else 0o002, cwd=other if number else scratch, **changes))
-        assert job_files(root) == expected
-        assert left_overs(root) == []
-        assert list(scratch.iterdir()) == []
+    with tempfile.TemporaryDirectory(prefix="tr-") as short:  # sockets of the fork server have at most 107 letters
+        scratch = Path(short)
+        for number, workers in enumerate((2, 7)):
+            root = tmp_path / f"other{number}"
+            sources = {
+                "web": {"root": str(tmp_path / "corpus" / "web"), "files": ["deep/b.jsonl", "a.jsonl"]},
+                "code": {"root": str(tmp_path / "corpus" / "code"), "files": ["y.jsonl.gz", "x.jsonl"]},
+            }
+            config = make_job(root, tmp_path / "corpus", whole=True, run={"workers": workers}, sources=sources)
+            changes = {
+                "PYTHONHASHSEED": str(workers),
+                "TZ": "Asia/Kathmandu",
+                "LC_ALL": "C.UTF-8",
+                "TMPDIR": str(scratch),
+            }
+            finish(start(config, umask=0o077 if number else 0o002, cwd=other if number else scratch, **changes))
+            assert job_files(root) == expected
+            assert left_overs(root) == []
+            assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.slow
