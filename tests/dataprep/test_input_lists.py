@@ -226,8 +226,8 @@ def test_a_folder_named_like_a_file_is_read_or_named(folder: Path) -> None:
 def test_a_good_name_stays_below_any_root(parts: list[str]) -> None:
     name = "/".join(parts)
     if name_problem(name) is None:
-        place = os.path.normpath(f"/root/folder/{name}")
-        assert place == f"/root/folder/{name}", "one spelling of a place"
+        place = os.path.normpath(f"/srv/folder/{name}")
+        assert place == f"/srv/folder/{name}", "one spelling of a place"
         assert name.isprintable()
 
 
