@@ -20,7 +20,8 @@ def _compressed(*suffixes: str) -> tuple[str, ...]:
 
 DEFAULT_PATTERNS: Mapping[str, tuple[str, ...]] = {
     "arrow": ("**/*.arrow", "**/*.feather", *_compressed(".arrow")),
-    "huggingface": ("**/*.arrow", "**/*.parquet"),
+    # as save_to_disk names them: the cache-*.arrow beside them hold what a map made of the same rows
+    "huggingface": ("**/data-*.arrow", "**/dataset.arrow", "**/*.parquet"),
     "jsonl": _compressible(".jsonl"),
     "parquet": ("**/*.parquet",),
     "text": _compressible(".txt"),

@@ -74,7 +74,7 @@ class Row:
 
 ROWS: dict[str, list[Row]] = {
     "arrow": [Row(write_arrow, "input.arrow"), Row(write_arrow_stream, "input.arrow")],
-    "huggingface": [Row(write_arrow_stream, "input.arrow"), Row(write_parquet, "input.parquet")],
+    "huggingface": [Row(write_arrow_stream, "data-00000-of-00001.arrow"), Row(write_parquet, "input.parquet")],
     "jsonl": [Row(write_jsonl, "input.jsonl")],
     "parquet": [Row(write_parquet, "input.parquet")],
     "text": [Row(write_text, "input.txt", without="\ufeff", one=True)],

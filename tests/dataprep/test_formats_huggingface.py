@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import ipc
 
 from dataprep.documents import InputFile, RejectReason
+from dataprep.format_patterns import DEFAULT_PATTERNS
 from dataprep.formats import ReadOptions, RejectSink, huggingface, read_file
 from loader.errors import ConfigError, DamageError
 from loader.text.records import RecordPlace, read_texts
@@ -47,6 +49,12 @@ def saved(tmp_path: Path) -> Path:
     dataset = datasets.Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))})
     dataset.save_to_disk(str(tmp_path / "saved"), num_shards=3)
     return tmp_path / "saved"
+
+
+def test_what_a_map_left_beside_the_rows_is_no_input(saved: Path) -> None:
+    shutil.copy(next(saved.glob("data-*.arrow")), saved / "cache-0123456789abcdef.arrow")
+    found = sorted({path.name for pattern in DEFAULT_PATTERNS["huggingface"] for path in saved.glob(pattern)})
+    assert found == [f"data-0000{i}-of-00003.arrow" for i in range(3)]
 
 
 def test_rows_of_a_saved_dataset(saved: Path) -> None:
