@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.utils.stats import PipelineStats
 
 from loader.canonical import canonical_json
-from loader.errors import JobError
+from loader.errors import ConfigError, JobError
 from loader.files import sync_tree, write_atomic
 
 from ..settings import child_environment_set
@@ -267,6 +268,17 @@ class LocalEngine:
             time.sleep(_RESTART_S)
             answers.close()
             self._again(state, ranks, "its fork server died")
+        except OSError as error:
+            answers.close()
+            if "AF_UNIX path too long" not in str(error):
+                raise
+            raise ConfigError(
+                "TR-ENGINE-SOCKET",
+                "the temporary folder's name is too long for the socket by which tasks are started",
+                tempfile.gettempdir(),
+                "a name of at most about 70 letters",
+                "set TMPDIR to a shorter one",
+            ) from error
         else:
             state.live[process.sentinel] = _Live(process, ranks, answers)
         finally:

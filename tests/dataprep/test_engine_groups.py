@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import make_corpus, write_config
 from support.group_steps import NoteProcess
 
 from dataprep.engines import EngineOptions, make_engine, run_stage
 from dataprep.engines.local import _next_ranks
 from dataprep.stages import Stage, stage_digest
 from loader.errors import JobError
+from loader.settings import child_environment
 
 
 def make_stage(folder: Path, sizes: tuple[int, ...], num_tasks: int = 0, **faults: object) -> Stage:
@@ -41,6 +46,17 @@ def test_small_tasks_share_a_process_and_tasks_of_unknown_size_do_not(tmp_path: 
     other = make_stage(tmp_path / "unknown", (), 3)
     run(other)
     assert len({pid for pids in pids_of(other) for pid in pids}) == 3
+
+
+def test_a_temporary_folder_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    scratch = tmp_path / ("long" * 30)
+    scratch.mkdir()
+    config = write_config(tmp_path / "build.yaml", make_corpus(tmp_path / "corpus", documents=8))
+    code = "import sys; from loader.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "dedup", str(config), "--json", "--quiet"]
+    done = subprocess.run(command, env=child_environment(TMPDIR=str(scratch)), capture_output=True, check=False)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"], error["place"]) == (2, "TR-ENGINE-SOCKET", str(scratch))
 
 
 def test_a_death_costs_the_task_that_ran(tmp_path: Path) -> None:
