@@ -83,7 +83,7 @@ class _Run:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _File:
     """What is known of the file that is being tokenised, and what is collected about it."""
 
@@ -91,6 +91,7 @@ class _File:
     cut_ranges: dict[int, list[tuple[int, int]]]
     tables: list[NDArray[np.void]] = field(default_factory=list)
     gaps: list[tuple[int, int, int]] = field(default_factory=list)
+    num_repaired: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
                 place += run.num_tokens
                 run = _Run()
         self.stat_update(f"tokenizer backend: {encoder.backend}", value=1, unit="file")
+        self.stat_update("texts encoded again", value=file.num_repaired, unit="file")
         yield _flush(run, place, dtype, file.tables)
 
     def _encoder(self, rank: int) -> CheckedEncoder:
@@ -212,6 +214,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
             return f"{path} record {rows_N['record'][document]}"
 
         encoded = encoder.encode_batch(pieces.texts, place_of)
+        file.num_repaired += encoded.num_repaired
         start_N = encoded.start_N[pieces.first_N]
         rows_N["place"] = start_N[:-1]
         rows_N["num_tokens"] = np.diff(start_N)
