@@ -28,6 +28,7 @@ from .formats import read_file, read_options
 from .job import Job
 from .stages import check_unchanged
 from .thin import Candidate, cover_count, mix_keys, signed_sizes
+from .token_facts import facts_of_tokenizer
 
 __all__ = ["GAUGE_DTYPE", "GaugeDocuments", "ThinDocuments"]
 
@@ -36,10 +37,9 @@ GAUGE_DTYPE = np.dtype([("num_bytes", "<i8"), ("num_tokens", "<i8")])
 _MOST_TOKENS_A_BYTE = 4
 
 
-class GaugeDocuments(PipelineStep):  # type: ignore[misc]
-    """Tokenise the sample. ``folders``: the sign and the tokenizer stage's, and the one to write to."""
+class _Thinning(PipelineStep):  # type: ignore[misc]
+    """What both steps know. ``folders``: the sign stage's, that of the stage before, and the one to write to."""
 
-    name = "gauge documents"
     type = "tokenreel"
 
     def __init__(
@@ -49,7 +49,13 @@ class GaugeDocuments(PipelineStep):  # type: ignore[misc]
         self.job = job
         self.fates = fates
         self.found = found
-        self.signed, self.tokenizer_stage, self.out = folders
+        self.signed, self.before, self.out = folders
+
+
+class GaugeDocuments(_Thinning):
+    """Tokenise the sample; the stage before is the tokenizer's."""
+
+    name = "gauge documents"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Gauge file ``rank``.
@@ -73,8 +79,8 @@ class GaugeDocuments(PipelineStep):  # type: ignore[misc]
 
     def _gauge(self, rank: int, keep_R: Any) -> list[tuple[int, int]]:
         """Bytes and tokens of the chosen documents of a file."""
-        tokenizer = load_tokenizer(self.tokenizer_stage / "tokenizer")
-        borders = (tokenizer.bos_id is not None) + (tokenizer.eos_id is not None)
+        tokenizer = load_tokenizer(self.before / "tokenizer")
+        borders = facts_of_tokenizer(tokenizer).num_borders
         expected = load_summary(self.signed, rank)
         options = read_options(self.job.config.ingest)
         rows = []
@@ -87,20 +93,10 @@ class GaugeDocuments(PipelineStep):  # type: ignore[misc]
         return rows
 
 
-class ThinDocuments(PipelineStep):  # type: ignore[misc]
-    """Decide how far each source goes. ``folders``: the sign and the gauge stage's, and the one to write to."""
+class ThinDocuments(_Thinning):
+    """Decide how far each source goes; the stage before is the gauge's."""
 
     name = "thin documents"
-    type = "tokenreel"
-
-    def __init__(
-        self, job: Job, fates: Fates, found: Mapping[str, Candidate], folders: tuple[Path, Path, Path]
-    ) -> None:
-        super().__init__()
-        self.job = job
-        self.fates = fates
-        self.found = found
-        self.signed, self.gauged, self.out = folders
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Write ``thin.json``."""
@@ -111,7 +107,7 @@ class ThinDocuments(PipelineStep):  # type: ignore[misc]
     def _source(self, source: str, candidate: Candidate) -> dict[str, object]:
         """The row of a source; see ``thin.Thinning``."""
         files = [file for file, inputs in enumerate(self.job.inputs) if inputs.source == source]
-        gauge_G = np.concatenate([load_array(self.gauged / f"gauge.{file:05d}.npy") for file in files])
+        gauge_G = np.concatenate([load_array(self.before / f"gauge.{file:05d}.npy") for file in files])
         keys, sizes = [], []
         for file in files:
             record_D, size_D = signed_sizes(self.signed, self.fates, file)
