@@ -8,6 +8,8 @@ Legend: D documents of the window, S segments, N samples, T tokens of a sample.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,7 +106,8 @@ def _check_documents(
         _all_right(ends_D, f"it does not end with EOS {facts.eos_id}", place, source)
 
 
-def _all_right(right: NDArray[np.bool_], message: str, place, source: str) -> None:  # type: ignore[no-untyped-def]
+def _all_right(right: NDArray[np.bool_], message: str, place: Callable[[int], str], source: str) -> None:
+    """Refuse what is not right everywhere; ``place`` names an index."""
     if not right.all():
         raise _wrong(message, place(int(np.argmin(right))), source)
 

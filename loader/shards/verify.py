@@ -74,12 +74,7 @@ def verify_dataset(path: Path | str, progress: Callable[[int], None] | None = No
         ConfigError: there is no Dataset.
         RefusedError: a later version wrote it.
     """
-    path = Path(path)
-    try:
-        manifest = read_manifest(path)
-    except DamageError as error:
-        return [finding_of(path, error)]
-    return _Verifier(path, manifest, progress or (lambda size_bytes: None)).run()
+    return _verified(Path(path), progress or (lambda size_bytes: None), _Verifier.run)
 
 
 def verify_file(path: Path | str, name: str) -> list[Finding]:
@@ -92,12 +87,18 @@ def verify_file(path: Path | str, name: str) -> list[Finding]:
         ConfigError: there is no Dataset.
         RefusedError: a later version wrote it.
     """
-    path = Path(path)
+    return _verified(Path(path), lambda size_bytes: None, lambda verifier: verifier.run_file(name))
+
+
+def _verified(
+    path: Path, progress: Callable[[int], None], check: Callable[[_Verifier], list[Finding]]
+) -> list[Finding]:
+    """What ``check`` finds; where the manifest cannot be trusted, that alone."""
     try:
         manifest = read_manifest(path)
     except DamageError as error:
         return [finding_of(path, error)]
-    return _Verifier(path, manifest, lambda size_bytes: None).run_file(name)
+    return check(_Verifier(path, manifest, progress))
 
 
 def finding_of(root: Path, error: DamageError) -> Finding:
