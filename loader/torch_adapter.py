@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .errors import ConfigError
+from .order.weights import POSITION_LIMIT
 from .stream.batch import Batch, read_positions
 from .stream.stream import Stream
 
@@ -190,8 +191,11 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
         each int64 of length T.
 
         Raises:
+            IndexError: no position of a plan.
             DamageError: it is damaged on disk.
         """
+        if not 0 <= index < POSITION_LIMIT:
+            raise IndexError(f"no position {index}: from 0, below 2^36")
         batch = read_positions(self._stream.plan, self._stream.sources, np.array([index], np.int64))
         return self._samples(replace(batch, step=0))[0]
 

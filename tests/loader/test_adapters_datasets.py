@@ -96,6 +96,12 @@ def _read(made: MadeDataset, ranks: int, state: Any, batches: int, num_samples: 
     return rows, states
 
 
+@pytest.mark.parametrize("index", [-1, 1 << 36])
+def test_no_sample_lies_outside_every_plan(made: MadeDataset, index: int) -> None:
+    with open_stream(made.path, 8) as stream, pytest.raises(IndexError, match="no position"):
+        SampleDataset(stream)[index]
+
+
 def test_epochs_on_any_number_of_ranks(made: MadeDataset) -> None:
     """As Composer does: samples are counted within the epoch, over all ranks."""
     with open_stream(made.path, 4) as stream:
