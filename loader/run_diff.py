@@ -68,16 +68,16 @@ def _about(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _skips(left: list[Any], right: list[Any], examples: int) -> list[dict[str, Any]]:
-    """Entries that one side lacks; both lists of at most ``examples``, after their counts."""
+    """Entries that one side lacks: how many, and at most ``examples`` of each side; or that their order differs."""
     only_left = [entry for entry in left if entry not in right]
     only_right = [entry for entry in right if entry not in left]
     changes: list[dict[str, Any]] = []
     if len(left) != len(right):
         changes.append({"key": "entries", "left": len(left), "right": len(right)})
+    if only_left or only_right:
+        changes.append({"key": "entries that differ", "left": len(only_left), "right": len(only_right)})
+    elif left != right and not changes:
+        changes.append({"key": "order of entries", "left": left[:examples], "right": right[:examples]})
     changes += [{"key": "only in A", "left": entry} for entry in only_left[:examples]]
     changes += [{"key": "only in B", "right": entry} for entry in only_right[:examples]]
-    if not changes and left != right:
-        changes.append({"key": "order of entries", "left": left[:examples], "right": right[:examples]})
-    if not changes and (only_left or only_right):
-        changes.append({"key": "entries that differ", "left": len(only_left), "right": len(only_right)})
     return changes

@@ -178,7 +178,12 @@ def test_two_runs(pair: tuple[MadeDataset, MadeDataset], tmp_path: Path) -> None
         view = open_run(same.root)
         append_skips(same, [SkipEntry("documents", "mask", view.next_position, documents=(7,), reason="why")])
     value = compare(one.root, same.root)
-    assert [change["key"] for change in value["changes"]["skips"]] == ["entries", "only in B"]
+    assert [change["key"] for change in value["changes"]["skips"]] == ["entries", "entries that differ", "only in B"]
+    with lock_run(one):
+        view = open_run(one.root)
+        append_skips(one, [SkipEntry("documents", "mask", view.next_position, documents=(8,), reason="why")])
+    counts = {"key": "entries that differ", "left": 1, "right": 1}
+    assert compare(one.root, same.root, 0)["changes"]["skips"] == [counts]  # of one length: not their order differs
     with pytest.raises(ConfigError, match="TR-DIFF-KIND"):
         compare(one.root, pair[0].path)
     with pytest.raises(ConfigError, match="TR-PATH-KIND"):
