@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DamageError, RefusedError
-from ..files import TEMPORARY_PREFIX, check_name, fsync_folder, temporary_path
+from ..files import check_name, fsync_folder, make_folder, remove_stale_temporaries, sync_tree, temporary_path
 from ..sealed import read_sealed, write_sealed
 from ..shards.access import check_relative
 from ..shards.dataset import Dataset, open_dataset
@@ -213,16 +213,14 @@ def _other(request: ExportRequest) -> RefusedError:
 
 def _write(request: ExportRequest, options: ExportOptions) -> dict[str, Any]:
     output, folder = request.output, request.folder
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(output)
-    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(output.parent)
+    remove_stale_temporaries(output.parent, output.name)
     folder.mkdir()
     try:
         files = EXPORTS[options.format].write(request)
         record = {**_identity(request, options), "files": [vars(file) for file in files], "totals": _totals(request)}
         write_sealed(folder / RECORD_NAME, record)
-        for parent, _, _ in os.walk(folder):
-            fsync_folder(Path(parent))
+        sync_tree(folder)
         _publish(request)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:
@@ -245,12 +243,3 @@ def _publish(request: ExportRequest) -> None:
 def _totals(request: ExportRequest) -> dict[str, int]:
     chosen = [source for source in request.dataset.manifest.sources if source.name in request.sources]
     return {name: sum(getattr(source, name) for source in chosen) for name in ("num_tokens", "num_documents")}
-
-
-def _remove_stale(output: Path) -> None:
-    """Remove what killed exports to the same output left: their folders carry their writers' process ids."""
-    for path in sorted(output.parent.iterdir()):
-        pid, _, name = path.name.removeprefix(TEMPORARY_PREFIX).partition("-")
-        mine = path.name.startswith(TEMPORARY_PREFIX) and name == output.name and pid.isdigit()
-        if mine and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(path, ignore_errors=True)

@@ -340,6 +340,21 @@ def test_what_a_killed_export_left_is_removed(made: MadeDataset, tmp_path: Path)
     assert (dead.exists(), alive.exists(), other.exists()) == (False, True, True)
 
 
+def test_folders_made_for_an_export_survive_a_power_loss(
+    made: MadeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    real = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    export_dataset(made.path, tmp_path / "new" / "deep" / "out", ExportOptions("datatrove"))
+    assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "deep")} <= synced
+
+
 def test_the_export_names_tokens_and_documents(made: MadeDataset, tmp_path: Path) -> None:
     record = export_dataset(made.path, tmp_path / "out", ExportOptions("datatrove"))
     tokens = {source: sum(len(t) for _, t in documents_of(made, source)) for source in made.samples}
