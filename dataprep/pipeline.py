@@ -30,8 +30,8 @@ from .mix_plan import most_tokens
 from .normalize import RULES_VERSION, UNICODE_VERSION
 from .places import find_index
 from .stage_makers import StageParts, build_folders, decide_config, fates_of, stage_makers
-from .stages import RawFile, Stage, stage_digest
-from .thin import candidates
+from .stages import Stage, stage_digest
+from .thin import candidates, text_bytes
 from .tokenizer_config import LoadedModel, TokenizerConfig
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ _READERS = frozenset(
 _BUCKET_BYTES = 1 << 28
 _MAX_BUCKET_BITS = 12
 _TOKEN_BYTES = 8  # bytes of text for each token, for sizing tasks only
-_COMPRESSION = 4  # decompressed over compressed size, for sizing tasks only
 
 
 @dataclass(frozen=True)
@@ -348,7 +347,7 @@ def _buckets(job: Job) -> tuple[Bucket, ...]:
         if share == 0:
             continue
         for source in job.config.sources:
-            size_bytes = sum(_text_bytes(file) for file in job.raw if file.source == source) * share
+            size_bytes = text_bytes(job, source) * share
             if split == 0 and source in most:
                 size_bytes = min(size_bytes, most[source] * _TOKEN_BYTES)
             bits = 0
@@ -356,10 +355,6 @@ def _buckets(job: Job) -> tuple[Bucket, ...]:
                 bits += 1
             buckets += [Bucket(split, source, number, bits) for number in range(1 << bits)]
     return tuple(buckets)
-
-
-def _text_bytes(file: RawFile) -> int:
-    return file.size_bytes * (1 if file.relative.endswith((".jsonl", ".json", ".txt")) else _COMPRESSION)
 
 
 @contextmanager

@@ -28,13 +28,22 @@ from .keys import document_keys
 from .mix_plan import most_tokens
 from .stages import read_json
 
-__all__ = ["Candidate", "ThinnedFates", "Thinning", "candidates", "cover_count", "mix_keys", "signed_sizes"]
+__all__ = [
+    "Candidate",
+    "ThinnedFates",
+    "Thinning",
+    "candidates",
+    "cover_count",
+    "mix_keys",
+    "signed_sizes",
+    "text_bytes",
+]
 
 FAR_TOO_LARGE = 64
 """Bytes of input for each token that the plan can need, from which on a source is thinned; text has 3 to 5."""
 SAMPLE_BYTES = 1 << 23
 _MIN_SAMPLE = 30
-_COMPRESSION = 4
+_COMPRESSION = 4  # decompressed over compressed size
 _PLAIN = (".jsonl", ".json", ".txt")
 
 
@@ -57,17 +66,22 @@ def candidates(job: Job) -> dict[str, Candidate]:
         return {}
     found = {}
     for source, exact in most_tokens(list(config.sources), config.mix, config.pack.seq_len).items():
-        size_bytes = sum(
-            file.size_bytes * (1 if file.relative.endswith(_PLAIN) else _COMPRESSION)
-            for file in job.raw
-            if file.source == source
-        )
+        size_bytes = text_bytes(job, source)
         digit = 1 << max(exact.bit_length() - 3, 0)
         most = -(-exact // digit) * digit
         if size_bytes > FAR_TOO_LARGE * most and config.mix.max_epochs.get(source, 1.0) >= 1:
             limit = min((SAMPLE_BYTES << 64) // size_bytes, (1 << 64) - 1)
             found[source] = Candidate(most, limit)
     return found
+
+
+def text_bytes(job: Job, source: str) -> int:
+    """About how many bytes a source's raw files are decompressed: a guess, to size tasks and see what is too large."""
+    return sum(
+        file.size_bytes * (1 if file.relative.endswith(_PLAIN) else _COMPRESSION)
+        for file in job.raw
+        if file.source == source
+    )
 
 
 def mix_keys(job: Job, file: int, record_D: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
