@@ -30,25 +30,17 @@ def export(output: Output, dataset: Path, target: Path, plan: bool, **options: A
     Written to a folder beside --output and renamed when whole; the same export again is a no-op, anything else that is
     there is left alone and refused. export.json in it names the Dataset's digest and each file's hash.
     """
-    from .interop.export import ExportOptions, export_dataset, plan_export
+    from .interop.export import ExportOptions, bytes_to_read, export_dataset, plan_export
 
     asked = ExportOptions(**options)
-    planned = plan_export(dataset, target, asked)
     if plan:
+        planned = plan_export(dataset, target, asked)
         output.result(planned, lambda: _plan_text(planned))
         return
-    total = None if planned["finished"] else _payload_bytes(dataset, planned["sources"])
+    total = bytes_to_read(dataset, target, asked)
     with output.progress(f"export {asked.format}", total, "bytes") as progress:
         made = export_dataset(dataset, target, asked, progress.advance)
     output.result(made, lambda: _export_text(made))
-
-
-def _payload_bytes(dataset: Path, sources: list[str]) -> int:
-    from .interop.request import shard_rows
-    from .shards.dataset import open_dataset
-
-    opened = open_dataset(dataset)
-    return sum(int(opened.shards_R["size_bytes"][row]) for name in sources for row in shard_rows(opened, name))
 
 
 def _plan_text(planned: dict[str, Any]) -> str:

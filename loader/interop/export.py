@@ -24,9 +24,9 @@ from .datatrove import plan_datatrove, write_datatrove
 from .mds import plan_mds, write_mds
 from .megatron import plan_megatron, write_megatron
 from .parquet import plan_parquet, write_parquet
-from .request import ExportedFile, ExportRequest, PlannedFile
+from .request import ExportedFile, ExportRequest, PlannedFile, shard_rows
 
-__all__ = ["EXPORTS", "RECORD_NAME", "ExportFormat", "ExportOptions", "export_dataset", "plan_export"]
+__all__ = ["EXPORTS", "RECORD_NAME", "ExportFormat", "ExportOptions", "bytes_to_read", "export_dataset", "plan_export"]
 
 RECORD_NAME = "export.json"
 _VERSION = 1
@@ -97,6 +97,17 @@ def plan_export(dataset: Path | str, output: Path | str, options: ExportOptions)
         "files": [{"name": file.name, "size_bytes": file.size_bytes} for file in planned],
         "size_bytes": sum(file.size_bytes or 0 for file in planned),
     }
+
+
+def bytes_to_read(dataset: Path | str, output: Path | str, options: ExportOptions) -> int | None:
+    """Bytes of the Dataset that :func:`export_dataset` will go through, as its ``progress`` counts them; None where the
+    export is finished. Unlike a plan it reads no shard. Raises as :func:`plan_export`.
+    """
+    request = _request(open_dataset(dataset), Path(output), options)
+    if _finished(request, options) is not None:
+        return None
+    rows = [row for source in request.sources for row in shard_rows(request.dataset, source)]
+    return int(request.dataset.shards_R["size_bytes"][rows].sum())
 
 
 def export_dataset(

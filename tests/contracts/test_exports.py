@@ -22,7 +22,7 @@ from support.datasets import VOCAB_SIZE, DatasetSpec, Document, MadeDataset, mak
 from support.megatron import megatron_classes
 
 from loader.errors import ConfigError, DamageError, RefusedError
-from loader.interop.export import EXPORTS, ExportOptions, export_dataset, plan_export
+from loader.interop.export import EXPORTS, ExportOptions, bytes_to_read, export_dataset, plan_export
 from loader.sealed import read_sealed, write_sealed
 
 
@@ -164,6 +164,7 @@ def test_an_export_is_read_by_its_own_stack(made: MadeDataset, tmp_path: Path, f
     out = tmp_path / "out"
     options = ExportOptions(form, link=link)
     planned = plan_export(made.path, out, options)
+    total = bytes_to_read(made.path, out, options)
     assert list(tmp_path.iterdir()) == []
     seen: list[int] = []
     result = export_dataset(made.path, out, options, seen.append)
@@ -180,8 +181,9 @@ def test_an_export_is_read_by_its_own_stack(made: MadeDataset, tmp_path: Path, f
     for file in planned["files"] if form != "parquet" else ():
         linked = (out / file["name"]).is_symlink()
         assert (linked, file["size_bytes"]) == (link and linked, 0 if linked else sizes[file["name"]])
-    assert sum(seen) == int(made.open().shards_R["size_bytes"].sum())
+    assert sum(seen) == total == int(made.open().shards_R["size_bytes"].sum())
     assert result["written"]
+    assert bytes_to_read(made.path, out, options) is None
     assert plan_export(made.path, out, options)["finished"]
     assert not export_dataset(made.path, out, options)["written"]
     links = [path for path in out.rglob("*") if path.is_symlink()]
