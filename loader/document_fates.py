@@ -67,7 +67,7 @@ def _other_split(dataset: Dataset, ids_D: NDArray[np.uint64]) -> tuple[NDArray[n
         return found_D, fate
     if beside.manifest.parents.get("build") == dataset.manifest.parents.get("build"):
         for rows_M in index_blocks(beside):
-            found_D |= _among(ids_D, rows_M["id"])
+            found_D[_places(ids_D, rows_M["id"])] = True
     return found_D, fate
 
 
@@ -97,9 +97,9 @@ def _removed(dataset: Dataset, ids_D: NDArray[np.uint64]) -> dict[str, NDArray[n
             documents = batch.column("document").fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
             methods = np.array([str(method)[:48] for method in batch.column("method").to_pylist()])
             for method in np.unique(methods).tolist():
-                mine_D = _among(ids_D, documents[methods == method])
-                if mine_D.any():
-                    found[method] = found.get(method, np.zeros(len(ids_D), np.bool_)) | mine_D
+                places = _places(ids_D, documents[methods == method])
+                if len(places):
+                    found.setdefault(method, np.zeros(len(ids_D), np.bool_))[places] = True
     return found
 
 
@@ -135,13 +135,12 @@ def _rejected(dataset: Dataset, ids_D: NDArray[np.uint64]) -> NDArray[np.bool_]:
                 records.setdefault((source, name), []).append(record)
             for (source, name), numbers in records.items():
                 rows = np.array(numbers, np.int64)
-                rejected_D |= _among(ids_D, document_ids(source, name, rows, dataset.manifest.salt))
+                rejected_D[_places(ids_D, document_ids(source, name, rows, dataset.manifest.salt))] = True
     return rejected_D
 
 
-def _among(ids_D: NDArray[np.uint64], found: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which of the sorted ``ids_D`` are in ``found``."""
-    among_D = np.zeros(len(ids_D), np.bool_)
+def _places(ids_D: NDArray[np.uint64], found: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where in the sorted ``ids_D`` those of ``found`` are that are there; costs what ``found`` is long, not D."""
     places = np.minimum(np.searchsorted(ids_D, found), len(ids_D) - 1)
-    among_D[places[ids_D[places] == found]] = True
-    return among_D
+    mine: NDArray[np.int64] = places[ids_D[places] == found]
+    return mine
