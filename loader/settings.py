@@ -201,11 +201,11 @@ def store_environment() -> StoreEnvironment:
     endpoints = [environment.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
     allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on")
     secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
-    files = [Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")]
-    files += [Path(environment.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")]
+    names = (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config"))
+    files = [environment.get(name) or os.path.expanduser(f"~/.aws/{file}") for name, file in names]
     no_keys = not environment.get("AWS_ACCESS_KEY_ID")
     return StoreEnvironment(
         plain_http=allowed or any(endpoint.startswith("http://") for endpoint in endpoints),
-        shared_profile=no_keys and (bool(environment.get("AWS_PROFILE")) or any(file.is_file() for file in files)),
+        shared_profile=no_keys and (bool(environment.get("AWS_PROFILE")) or any(map(os.path.isfile, files))),
         secrets=tuple(sorted((s for s in secrets if len(s) >= _SHORTEST_SECRET), key=len, reverse=True)),
     )

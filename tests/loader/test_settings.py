@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from loader.settings import (
     digest_of,
     load_config,
     schema_of,
+    store_environment,
     to_plain,
 )
 from loader.yaml_tree import MAX_DEPTH, MAX_NODES, Node, parse_yaml
@@ -467,3 +469,14 @@ def test_children_import_ours_and_not_a_users_files(tmp_path: Path) -> None:
     )
     root = Path(__file__).resolve().parents[2]
     assert done.stdout.split() == [str(root / "loader/__init__.py"), str(root / "train/__init__.py")]
+
+
+def test_stores_can_be_asked_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)  # as in a container whose user is in no table
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert not store_environment().shared_profile
