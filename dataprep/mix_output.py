@@ -158,12 +158,13 @@ def mixture_rows(pipeline: Pipeline) -> list[dict[str, Any]]:
         A row a stage: ``start`` and ``positions``; ``sources``: source -> ``share`` of the stage's tokens, ``error``
         against what was asked for (in the block in which a source runs out: against what it has left).
     """
-    mixture = dataset_mixture(pipeline)
-    if mixture is None:
+    config = pipeline.job.config
+    if not config.mix.asks:
         return []
     mix, samples = read_mix(pipeline.folder("mix")), _trained_samples(pipeline)
+    mixture = position_mixture(mix, samples, config.pack.seq_len, config.mix.exhaustion)
     density = {row.source: Fraction(row.kept_tokens, samples[row.source]) for row in mix.rows}
-    planned = {stage.start_tokens // pipeline.job.config.pack.seq_len: stage.shares for stage in mix.stages}
+    planned = {stage.start_tokens // config.pack.seq_len: stage.shares for stage in mix.stages}
     stops = [*(stage.start for stage in mixture.stages[1:]), mixture.total_positions]
     rows = []
     for stage, stop in zip(mixture.stages, stops, strict=True):
