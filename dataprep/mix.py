@@ -10,7 +10,7 @@ Legend: D documents of a source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -62,12 +62,7 @@ def keep_prefix(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_t
 
     Monotone: a larger budget keeps the same documents and more.
     """
-    order_D = np.argsort(key_D, kind="stable")
-    stop_D = np.cumsum(tokens_D[order_D])
-    count = int(np.searchsorted(stop_D, budget_tokens, side="right"))
-    kept_D = np.zeros(len(key_D), np.bool_)
-    kept_D[order_D[: max(count, min(1, len(key_D)))]] = True
-    return kept_D
+    return _keep_first(key_D, tokens_D, lambda stop_D: int(np.searchsorted(stop_D, budget_tokens, side="right")))
 
 
 def keep_cover(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_tokens: int) -> NDArray[np.bool_]:
@@ -76,11 +71,16 @@ def keep_cover(key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], budget_to
     Monotone: a larger budget keeps the same documents and more. Without its last document what is kept would not
     suffice.
     """
+    return _keep_first(key_D, tokens_D, lambda stop_D: int(np.searchsorted(stop_D, budget_tokens, side="left")) + 1)
+
+
+def _keep_first(
+    key_D: NDArray[np.uint64], tokens_D: NDArray[np.int64], count_of: Callable[[NDArray[np.int64]], int]
+) -> NDArray[np.bool_]:
+    """The documents with the smallest keys, as many as ``count_of`` finds in the running sums of their tokens."""
     order_D = np.argsort(key_D, kind="stable")
-    stop_D = np.cumsum(tokens_D[order_D])
-    count = int(np.searchsorted(stop_D, budget_tokens, side="left")) + 1
     kept_D = np.zeros(len(key_D), np.bool_)
-    kept_D[order_D[:count]] = True
+    kept_D[order_D[: max(1, count_of(np.cumsum(tokens_D[order_D])))]] = True
     return kept_D
 
 
