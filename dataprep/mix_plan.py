@@ -9,7 +9,10 @@ every sample were full reads no source more often than it says; padding (see the
 
 Exhaustion is compiled to stages: in the block of 256 samples in which a source's epochs are used up it gives what it
 has left, behind it the others share the rest of the stage by their ratios (``renormalise``); or the plan ends there
-(``stop``).
+(``stop``). ``loader.order.exhaustion`` answers the same question for a run that names its own policy, and cannot
+answer this one: it counts positions of samples that are packed, where a seed puts each, so a source leaves before the
+block in which it would run out, and ``stop`` ends at the very position. Here nothing is packed, how much to keep
+follows from the answer, and neither borders nor counts may depend on a seed.
 
 ``keep_tokens`` is what to keep of each source. It comes from the same plan without rounding, plus what rounding can
 move, so that it does not fall when the total grows: the documents that a smaller plan keeps, a larger one keeps too.
@@ -118,8 +121,6 @@ def plan_mix(tokens: Mapping[str, int], config: MixConfig, seq_len: int) -> MixP
     if total is None:
         total = _longest(asked, limits, grid)
     exact = _walk(asked, limits, (total, total), 1, config.exhaustion)
-    if not exact:
-        raise _unreached(min(limits), "it runs out at once", "more tokens of it")
     stages = _walk(asked, limits, (total, exact[-1].stop_tokens), grid, config.exhaustion)
     ratios = {source: float(asked.mean(source)) for source in tokens}
     plan = MixPlan(stages, ratios, _keep(tokens, asked, exact, grid, config.exhaustion))
@@ -218,6 +219,8 @@ def _walk(
         asked, limits, policy: as named above; ``repeat`` knows no limits.
         ends: the total that the borders are shares of, and where to end at the latest.
         grid: borders are multiples of it.
+
+    Each turn takes a token at least: who is not used up has one left, and no ratio is above their sum.
     """
     total, last = ends
     cumulative = [sum(asked.parts[:number], Fraction(0)) * total for number in range(len(asked.parts))]
@@ -237,8 +240,7 @@ def _walk(
             if length < min(grid, room) and policy == "renormalise" and number + 2 < len(borders):
                 break  # all sources of this stage have less than a block left, and no stage could start behind that
             shares = largest_remainder(active if first >= min(grid, room) else tokens, 1 << SHARE_BITS)
-            if length:
-                stages.append(PlannedStage(number, position, position + length, shares, tokens))
+            stages.append(PlannedStage(number, position, position + length, shares, tokens))
             if policy == "stop" and first < room:
                 return tuple(stages)
             position, room = position + length, room - length

@@ -6,6 +6,10 @@ nothing is counted at run time, the stages say all there is to say, and a restar
 A source leaves at the last border of a block of 256 before its budget ends, as stages start on such borders: what stays
 unread of it is less than a block. Budgets count positions; a skip list that drops k of a source's n samples makes its
 epochs shorter by k, which is not made up for.
+
+``dataprep.mix_plan`` has the same policies and is another computation: it plans in tokens before anything is packed,
+without a seed, and lets a source give all it has left in the block in which it runs out. Its stages are in the Dataset;
+a run whose ``exhaustion`` is set bounds them once more, by what this module finds.
 """
 
 from __future__ import annotations
