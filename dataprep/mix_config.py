@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+
+from loader.order.exhaustion import ExhaustionPolicy
 
 from .config_problems import raise_problems
 
@@ -63,7 +64,7 @@ class MixConfig:
     stages: tuple[MixStageConfig, ...] = ()
     total_tokens: int | None = None
     max_epochs: Mapping[str, float] = field(default_factory=dict)
-    exhaustion: Literal["repeat", "stop", "renormalise"] = "repeat"
+    exhaustion: ExhaustionPolicy = "repeat"
     thin: bool = True
 
     def __post_init__(self) -> None:

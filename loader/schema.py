@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from .errors import ConfigError
+from .order.exhaustion import ExhaustionPolicy
 from .order.weights import BLOCK, POSITION_LIMIT, WEIGHT_BITS
+from .shards.default_mixture import MAX_MIXTURE_STAGES
 from .shards.layout import FORMAT_NAME, FORMAT_VERSION, MAX_SEQ_LEN, MAX_VOCAB_SIZE
 
 __all__ = ["SCHEMAS", "SchemaEntry", "schema_named"]
@@ -85,9 +87,9 @@ def _mixture() -> dict[str, Any]:
         }
     )
     properties = {
-        "policy": {"enum": ["repeat", "stop", "renormalise"]},
+        "policy": {"enum": list(get_args(ExhaustionPolicy))},
         "total_positions": {"type": "integer", "minimum": 1, "exclusiveMaximum": POSITION_LIMIT},
-        "stages": {"type": "array", "items": stage, "minItems": 1, "maxItems": 1 << 16},
+        "stages": {"type": "array", "items": stage, "minItems": 1, "maxItems": MAX_MIXTURE_STAGES},
     }
     return _object(properties)
 

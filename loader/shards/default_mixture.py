@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from ..order.exhaustion import ExhaustionPolicy
 from ..order.weights import BLOCK, POSITION_LIMIT, WEIGHT_BITS
 from .fields import Fields
 
-__all__ = ["DefaultMixture", "DefaultMixtureStage", "parse_mixture"]
+__all__ = ["MAX_MIXTURE_STAGES", "DefaultMixture", "DefaultMixtureStage", "parse_mixture"]
 
-_MAX_MIXTURE_STAGES = 1 << 16
+MAX_MIXTURE_STAGES = 1 << 16
+"""Most stages that a manifest may hold."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def parse_mixture(value: Any, known: set[str], place: str) -> DefaultMixture:
     total = fields.count("total_positions", POSITION_LIMIT - 1, 1)
     stages, before = list[DefaultMixtureStage](), -BLOCK
     items = fields.list("stages")
-    if not 1 <= len(items) <= _MAX_MIXTURE_STAGES:
-        raise fields.fail("stages", f"from 1 to {_MAX_MIXTURE_STAGES} stages")
+    if not 1 <= len(items) <= MAX_MIXTURE_STAGES:
+        raise fields.fail("stages", f"from 1 to {MAX_MIXTURE_STAGES} stages")
     for number, item in enumerate(items):
         stage = Fields(item, f"{place}: stages[{number}]")
         start = stage.count("start", total - 1 if number else 0, before + BLOCK)
@@ -81,6 +83,6 @@ def parse_mixture(value: Any, known: set[str], place: str) -> DefaultMixture:
     if known - {name for mixed in stages for name in mixed.weights}:
         raise fields.fail("stages", "every source that holds samples in one stage at least")
     policy = fields.text("policy")
-    if policy not in ("repeat", "stop", "renormalise"):
-        raise fields.fail("policy", "repeat, stop or renormalise")
+    if policy not in get_args(ExhaustionPolicy):
+        raise fields.fail("policy", f"one of {', '.join(get_args(ExhaustionPolicy))}")
     return DefaultMixture(policy, total, tuple(stages))
