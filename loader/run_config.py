@@ -8,7 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from .order.exhaustion import ExhaustionPolicy
+from .order.weights import BLOCK, POSITION_LIMIT
 
 if TYPE_CHECKING:
     from .order.exhaustion import DerivedStages
@@ -30,8 +33,6 @@ __all__ = [
     "planned_positions",
 ]
 
-_BLOCK = 256
-
 
 @dataclass(frozen=True)
 class MixtureStageConfig:
@@ -47,8 +48,8 @@ class MixtureStageConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.start < 0 or self.start % _BLOCK:
-            problems.append(f"start: must be a multiple of {_BLOCK}, >= 0")
+        if self.start < 0 or self.start % BLOCK:
+            problems.append(f"start: must be a multiple of {BLOCK}, >= 0")
         if not self.weights or not all(0 <= weight < float("inf") for weight in self.weights.values()):
             problems.append("weights: must be finite and >= 0, for one source at least")
         elif not any(self.weights.values()):
@@ -87,7 +88,7 @@ class ExhaustionConfig:
         total: position at which the plan ends at the latest; null = no such position.
     """
 
-    policy: Literal["repeat", "stop", "renormalise"] = "repeat"
+    policy: ExhaustionPolicy = "repeat"
     max_epochs: Mapping[str, float] = field(default_factory=dict)
     total: int | None = None
 
@@ -95,7 +96,7 @@ class ExhaustionConfig:
         problems = []
         if not all(0 < epochs < float("inf") for epochs in self.max_epochs.values()):
             problems.append("max_epochs: must be finite and > 0")
-        if self.total is not None and not 1 <= self.total <= 1 << 36:
+        if self.total is not None and not 1 <= self.total <= POSITION_LIMIT:
             problems.append("total: must lie in 1 .. 2^36")
         if problems:
             raise ValueError("\n".join(problems))
@@ -168,7 +169,6 @@ def derived_mixture(data: DataConfig, sources: Sources) -> DerivedStages:
     from .errors import ConfigError
     from .order.exhaustion import DerivedStages, Exhaustion, derive_stages
     from .order.mixture import MixtureStage
-    from .order.weights import POSITION_LIMIT
 
     given = data.mixture or default_stages(sources)
     for stage in given:
