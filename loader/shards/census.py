@@ -1,7 +1,8 @@
 """Counting documents from the shards themselves: do they begin with BOS and end with EOS, how long are they, how cut.
 
 What a manifest promises is no evidence: a tokenizer that lost its BOS (one peer: for a whole corpus) is seen in tokens
-only. Whole Datasets are counted on request, otherwise a few shards, which are named in the result by their number.
+only. Whole Datasets are counted on request, otherwise a few shards; the result says how many of how many. Either way
+documents.npy is read whole, a block at a time (16 bytes a row): it alone says which documents lie in other shards too.
 
 Shape letters: S segments, D documents, N samples, K shards counted.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from .dataset import Dataset, open_dataset
 __all__ = ["inspect_dataset"]
 
 
-def inspect_dataset(place: Dataset | Path | str, documents: str = "none") -> dict[str, Any]:
+def inspect_dataset(
+    place: Dataset | Path | str, documents: Literal["none", "sampled", "exact"] = "none"
+) -> dict[str, Any]:
     """A JSON-able description of a Dataset.
 
     Args:
