@@ -23,6 +23,7 @@ Mappings are by source name; there are no arrays here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -203,7 +204,7 @@ def _longest(asked: _Asked, limits: Mapping[str, int], grid: int) -> int:
     total = min(int(limit / asked.mean(source)) for source, limit in limits.items() if asked.mean(source))
     while total > 0:
         used = _used(_walk(asked, {}, (total, total), grid, "repeat"))
-        over = max((used.get(s, 0) - limit) / asked.mean(s) for s, limit in limits.items() if asked.mean(s))
+        over = max((used[s] - limit) / asked.mean(s) for s, limit in limits.items() if asked.mean(s))
         if over <= 0:
             break
         total -= max(1, int(over))
@@ -226,14 +227,16 @@ def _walk(
     cumulative = [sum(asked.parts[:number], Fraction(0)) * total for number in range(len(asked.parts))]
     borders = [*(int((value + Fraction(grid, 2)) // grid) * grid for value in cumulative), total]
     limits = {} if policy == "repeat" else limits
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     stages: list[PlannedStage] = []
     for number, (start, stop) in enumerate(pairwise(borders)):
         position = stages[-1].stop_tokens if stages else 0
         room = min(stop - start, last - position)
-        while room > 0 and (active := {s: r for s, r in asked.ratios[number].items() if _left(s, limits, used)}):
+        while room > 0 and (
+            active := {s: r for s, r in asked.ratios[number].items() if s not in limits or used[s] < limits[s]}
+        ):
             whole = sum(active.values())
-            left = {s: limits[s] - used.get(s, 0) for s in active if s in limits}
+            left = {s: limits[s] - used[s] for s in active if s in limits}
             first = min((left[s] * whole / active[s] for s in left), default=Fraction(room))
             tokens = _next_stage(active, left, (first, room), grid, policy)
             length = sum(tokens.values())
@@ -244,13 +247,8 @@ def _walk(
             if policy == "stop" and first < room:
                 return tuple(stages)
             position, room = position + length, room - length
-            for source, count in tokens.items():
-                used[source] = used.get(source, 0) + count
+            used.update(tokens)
     return tuple(stages)
-
-
-def _left(source: str, limits: Mapping[str, int], used: Mapping[str, int]) -> bool:
-    return source not in limits or used.get(source, 0) < limits[source]
 
 
 def _next_stage(
@@ -294,11 +292,10 @@ def largest_remainder(weights: Mapping[str, int] | Mapping[str, Fraction], total
     return parts
 
 
-def _used(stages: Sequence[PlannedStage]) -> dict[str, int]:
-    used: dict[str, int] = {}
+def _used(stages: Sequence[PlannedStage]) -> Counter[str]:
+    used: Counter[str] = Counter()
     for stage in stages:
-        for source, count in stage.tokens.items():
-            used[source] = used.get(source, 0) + count
+        used.update(stage.tokens)
     return used
 
 
@@ -312,7 +309,7 @@ def _keep(
     """
     used = _used(exact)
     moved = {source: _moved(source, asked, grid, policy, len(tokens)) for source in tokens}
-    return {source: min(tokens[source], used.get(source, 0) + moved[source]) for source in tokens}
+    return {source: min(tokens[source], used[source] + moved[source]) for source in tokens}
 
 
 def _moved(source: str, asked: _Asked, grid: int, policy: str, num_sources: int) -> int:
