@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .canonical import digest_of
 from .errors import ConfigError, DamageError, RefusedError, TokenreelError
 from .run_config import build_plan
-from .run_data import DataInForce, Remap, data_in_force, entries_in_force, lineage_of
+from .run_data import DataInForce, data_in_force, digests_of, entries_in_force, lineage_of
 from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, write_config
 from .run_verify import COMMIT_NAME
 from .run_view import RunView, dataset_entries, open_run, parse_data_config, relative_datasets
@@ -72,7 +72,8 @@ def remap_run(root: Path, datasets: Sequence[str], plan_only: bool = False) -> d
         start = _start_of(standing, old, sources, force)
         after = DataInForce(data, dataset_entries(sources, relative), start)
         remap = _record(paths, force, after, old, standing)
-        kept, left = entries_in_force(entries, _as_branch(after, remap, len(entries)), sources)
+        eras = tuple((first, digests_of(force.datasets) if made is None else made) for first, made in force.eras)
+        kept, left = entries_in_force(entries, replace(after, eras=eras), sources)
         remap["left_behind"] = left
         config = parse_data_config({"data": data}, str(paths.config))
         build_plan(config, sources, _skip_list(kept), start)  # refuses what cannot go on
@@ -226,9 +227,3 @@ def _record(
         "consumed": consumed,
         "left_behind": [],
     }
-
-
-def _as_branch(after: DataInForce, remap: dict[str, Any], num_entries: int) -> DataInForce:
-    """The data as the branch will see them, before it is written."""
-    branch = Branch(-1, None, 0, 0, num_entries + 1, "remap")
-    return DataInForce(after.data, after.datasets, after.start, branch, Remap(**remap))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .order.start import PlanStart
     from .sources import Sources
 
-__all__ = ["DataInForce", "Remap", "data_in_force", "entries_in_force", "lineage_of"]
+__all__ = ["DataInForce", "Remap", "data_in_force", "digests_of", "entries_in_force", "lineage_of"]
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,15 @@ class DataInForce:
     Attributes:
         data: the ``data:`` block, as stored. datasets: [{path, digest}] that its Datasets must begin with.
         start: where its plan takes over from another one, or None. branch: the branch that the remap opened, or None.
-        remap: the record of that, or None.
+        eras: (number of a skip entry, digests of the Datasets that this and later entries were made for; None: for
+            what is in force), ascending; the last one that fits holds.
     """
 
     data: Mapping[str, Any]
     datasets: Sequence[Mapping[str, str]]
     start: PlanStart | None = None
     branch: Branch | None = None
-    remap: Remap | None = None
+    eras: tuple[tuple[int, frozenset[str] | None], ...] = ()
 
 
 def lineage_of(branches: Sequence[Branch], number: int) -> list[Branch]:
@@ -99,7 +100,30 @@ def data_in_force(
         elif remap is not None:
             data = remap.data
     start = None if remap is None else PlanStart.from_json(remap.start)
-    return DataInForce(data, datasets, start, branch, remap)
+    return DataInForce(data, datasets, start, branch, _eras(identity, branches, branch))
+
+
+def digests_of(datasets: Sequence[Mapping[str, str]]) -> frozenset[str]:
+    """The digests of [{path, digest}]."""
+    return frozenset(entry["digest"] for entry in datasets)
+
+
+def _eras(
+    identity: Mapping[str, Any], branches: Sequence[Branch], current: Branch | None
+) -> tuple[tuple[int, frozenset[str] | None], ...]:
+    """For each branch, the first entry made on it and what it was made for: ``current`` opened what is in force. That
+    need not be an ancestor's: a run that was rolled back behind a remap keeps the entries made after it."""
+    known: dict[int | None, frozenset[str]] = {None: digests_of(identity.get("datasets", []))}
+    for one in branches:
+        if one.remap is not None:
+            remap, before = _parsed(one), _remapped(branches, one.parent)
+            known[one.number] = digests_of(remap.datasets)
+            known[before.number if before else None] |= digests_of(remap.before["datasets"])  # some may have been added
+    openers = [_remapped(branches, one.number) for one in branches]
+    return tuple(
+        (one.first_skip, None if opener is current else known[opener.number if opener else None])
+        for one, opener in zip(branches, openers, strict=True)
+    )
 
 
 def _parsed(branch: Branch) -> Remap:
@@ -116,18 +140,15 @@ def entries_in_force(
     """The skip entries that act on a branch's data, and what is left behind: ``number`` and ``why``.
 
     Entries made before a remap name samples and segments of Datasets that are no longer read. They stay where they
-    mean the same: on positions, on whole sources, on sources whose Dataset is the same; and of documents that are to
-    be dropped, those that are still there.
+    mean the same: on positions, on whole sources, on sources whose Dataset is one that was read when they were made;
+    and of documents that are to be dropped, those that are still there.
     """
-    if force.branch is None or force.remap is None:
-        return tuple(entries), []
-    known = {entry["digest"] for entry in force.remap.before["datasets"]}
-    same = {name for name, digest in sources.digest_by_source.items() if digest in known}
-    old = force.branch.first_skip - 1
+    digest_of = sources.digest_by_source
     kept: list[SkipEntry] = []
     left: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
-        if number > old or entry.kind == "positions":
+        known = next((digests for first, digests in reversed(force.eras) if first <= number), None)
+        if known is None or entry.kind == "positions":
             kept.append(entry)
         elif entry.kind == "documents" and entry.mode == "drop":
             there = tuple(one for one in entry.documents if sources.samples_of_document(one))
@@ -135,7 +156,9 @@ def entries_in_force(
             if len(there) < len(entry.documents):
                 gone = len(entry.documents) - len(there)
                 left.append({"number": number, "why": f"{gone} of {len(entry.documents)} documents are not there"})
-        elif entry.kind == "documents" or entry.source in (same if entry.kind != "source" else sources.names):
+        elif entry.kind == "documents" or (
+            entry.source in digest_of and (entry.kind == "source" or digest_of[entry.source] in known)
+        ):
             kept.append(entry)
         else:
             left.append({"number": number, "why": f"source {entry.source!r} is another one, or gone"})

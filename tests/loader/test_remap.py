@@ -223,3 +223,33 @@ def test_the_verb(made: MadeDataset, other: MadeDataset, tmp_path: Path) -> None
     history = CliRunner().invoke(group, ["history", str(paths.root)])
     assert "branch 1 from branch 0 at step 3: remap" in history.output
     assert RunPaths(paths.root).config.exists()
+
+
+def test_what_a_remap_left_behind_acts_again_on_its_own_data_only(
+    made: MadeDataset, other: MadeDataset, extra: MadeDataset, tmp_path: Path
+) -> None:
+    paths = make_run(tmp_path, [made, extra])
+    train(paths, 3)
+    web = SkipEntry("samples", "drop", 24, "web", ((1, 5),))
+    append_skips(paths, [web])
+    train(paths, 2)
+    law = make_dataset(tmp_path, DatasetSpec(**{**vars(SPEC), "documents": {"law": 19}, "seed": 5}), name="law")
+    for datasets, left in (((other, extra), [1]), ((other, law), [1]), ((made, law), [])):
+        result = remap_run(paths.root, [str(one.path) for one in datasets])
+        assert [one["number"] for one in result["left_behind"]] == left
+        view = train(paths, 2)
+        assert view.plan.skips.entries == (() if left else (web,))
+
+
+def test_rolled_back_behind_a_remap_entries_made_after_it_are_left(
+    made: MadeDataset, other: MadeDataset, tmp_path: Path
+) -> None:
+    paths = make_run(tmp_path, [made])
+    train(paths, 4)
+    remap_run(paths.root, [str(other.path)])
+    train(paths, 2)
+    web = SkipEntry("samples", "drop", 48, "web", ((1, 5),))
+    append_skips(paths, [web])
+    assert open_run(paths.root).plan.skips.entries == (web,)
+    assert roll_back(paths, 5).plan.skips.entries == (web,)
+    assert roll_back(paths, 3).plan.skips.entries == ()
