@@ -113,10 +113,8 @@ class _Driver:
         branches = read_branches(paths)
         entries = read_skips(paths)
         plan = _plan(self._job, self._sources, entries, branches)
-        stages, first_step = (
-            mixture_stages(self._job, self._sources),
-            plan.config.start.step if plan.config.start else 0,
-        )
+        stages = mixture_stages(self._job, self._sources)
+        first_step = plan.config.start.step if plan.config.start else 0
         watch = SpikeWatch(config.spikes, stages, rollbacks_from(entries), first_step)
         stream = Stream(plan, self._sources, StreamConfig(threads=config.run.reader_threads))
         checkpoint = self._load(branches, watch, stream)
@@ -141,7 +139,7 @@ class _Driver:
         planned = planned_positions(self._job.config.data, self._sources)
         if planned is None:
             return
-        steps = self._job.config.steps
+        steps = min(self._job.config.steps, plan.num_steps)
         last = plan.next_position(steps - 1)
         text = f"the Dataset was mixed for {planned} positions; {steps} steps read {last}"
         if last > planned and text not in self._told:

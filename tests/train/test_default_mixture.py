@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from support.datasets import DatasetSpec, make_dataset
 from support.training import train, write_job
 
@@ -35,3 +36,13 @@ def test_the_mixture_of_the_dataset_is_trained_on(tmp_path: Path) -> None:
     assert not any("was mixed for" in line for line in said)
     train(path, "steps=3", say=said.append)
     assert "the Dataset was mixed for 300 positions; 3 steps read 384" in said
+    # a plan that ends before the configured steps: told as far as it goes, no question about steps that it has not
+    value = yaml.safe_load(path.read_text())
+    for total, steps in ((280, 2), (600, 4)):
+        value["data"]["exhaustion"] = {"policy": "repeat", "total": total}
+        path.write_text(yaml.safe_dump(value))
+        said.clear()
+        result = train(path, f"output=end-{total}", say=said.append)
+        assert (result.outcome, result.step) == ("finished", steps)
+        told = [line for line in said if "was mixed for" in line]
+        assert told == ([] if steps == 2 else ["the Dataset was mixed for 300 positions; 4 steps read 512"])
