@@ -128,8 +128,8 @@ class _Work:
         return storage.shard_bytes(dataset.shard_files(shard.row))
 
     def wait_for_room(self) -> range | None:
-        """Let go of portions that are behind; wait until the horizon may move, and return its next portion of steps;
-        None when closed."""
+        """Let go of portions that are behind; wait until the horizon may move, and return its next portion of steps,
+        none behind the plan's end; None when closed."""
         while True:
             with self.changed:
                 behind = []
@@ -139,14 +139,16 @@ class _Work:
                     if self.closed:
                         return None
                     start = max(self.next_step, self.portions[-1][0].stop if self.portions else 0)
-                    samples = (start - self.next_step) * self._step_samples(start)
-                    full = self.kept_bytes >= self.limit_bytes or samples >= _HORIZON_SAMPLES
-                    if not self.portions or not full:
-                        return range(start, start + self._portion_steps(start))
+                    if start < self.plan.num_steps and self._has_room(start):
+                        return range(start, min(start + self._portion_steps(start), self.plan.num_steps))
                     self.changed.wait()
                     continue
             for shards in behind:
                 self.let_go(shards)
+
+    def _has_room(self, start: int) -> bool:
+        samples = (start - self.next_step) * self._step_samples(start)
+        return not self.portions or (self.kept_bytes < self.limit_bytes and samples < _HORIZON_SAMPLES)
 
     def _step_samples(self, step: int) -> int:
         return max(1, len(self.plan.step_positions(step)) // self.ranks[1])
@@ -196,7 +198,7 @@ class _Work:
 
 
 def _walk(work: _Work) -> None:
-    """Follow the plan. What cannot be asked (its end) ends the walk; the readers say so where it matters."""
+    """Follow the plan. What cannot be asked (what lies before its start) ends the walk; the readers say so."""
     try:
         while (steps := work.wait_for_room()) is not None:
             work.add(steps, plan_shards(work.plan, work.sources, steps, work.ranks))

@@ -10,7 +10,7 @@ from typing import Any
 from support.object_store import FaultProxy, S3Server
 
 from loader.remote.store_failures import Transfer
-from loader.run_config import BatchStageConfig, DataConfig, build_plan
+from loader.run_config import BatchStageConfig, DataConfig, ExhaustionConfig, build_plan
 from loader.sources import open_sources
 from loader.stream.store import StoreOptions, fetch_dataset
 from loader.stream.stream import Stream, StreamConfig
@@ -33,11 +33,15 @@ def through(proxy: FaultProxy, server: S3Server, patch: Any) -> None:
         patch.setenv(name, value)
 
 
-def open_remote(url: str, cache: Path, batch: int = 6, config: StreamConfig | None = None, **options: Any) -> Stream:
-    """A stream over the Dataset at ``url``, cached in ``cache``; ``options`` of StoreOptions."""
+def open_remote(
+    url: str, cache: Path, *, config: StreamConfig | None = None, total: int | None = None, **options: Any
+) -> Stream:
+    """A stream over the Dataset at ``url`` in batches of 6, cached in ``cache``, ending at position ``total``;
+    ``options`` of StoreOptions."""
     options = {"timeout_s": 10.0, "transfer": QUICK, **options}
     sources = open_sources([fetch_dataset(url, StoreOptions(cache, **options))])
-    data = DataConfig((url,), (BatchStageConfig(0, batch),), window_shards=2)
+    end = None if total is None else ExhaustionConfig(policy="repeat", total=total)
+    data = DataConfig((url,), (BatchStageConfig(0, 6),), window_shards=2, exhaustion=end)
     from loader.order.skips import SkipList
 
     return Stream(build_plan(data, sources, SkipList(())), sources, config or StreamConfig(timeout_s=10.0))
