@@ -164,9 +164,9 @@ def _facts(dataset: Dataset) -> TokenFacts:
     pad = about.get("pad_id")
     lengths_V = None
     if about.get("lossless") is True and "tokenizer/tokenizer.json" in manifest.files_hashed:
-        for name in _tokenizer_files(dataset):
-            dataset.read_file(name)  # verified, or refused
-        lengths_V = load_tokenizer(dataset.path / "tokenizer").bytes_of_ids()
+        folder = dataset.tokenizer_folder()
+        assert folder is not None
+        lengths_V = load_tokenizer(folder).bytes_of_ids()
     return TokenFacts(
         vocab_size=manifest.vocab_size,
         bos_id=bos,
@@ -175,10 +175,6 @@ def _facts(dataset: Dataset) -> TokenFacts:
         lengths_V=lengths_V,
         paired=lengths_V is None,
     )
-
-
-def _tokenizer_files(dataset: Dataset) -> list[str]:
-    return [name for name in dataset.manifest.files_hashed if name.startswith("tokenizer/")]
 
 
 def _shard_runs(dataset: Dataset) -> tuple[tuple[ShardRun, ...], dict[str, tuple[int, ...]]]:

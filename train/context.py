@@ -49,12 +49,8 @@ def vocabulary_bytes(sources: Sources) -> list[bytes] | None:
     """The bytes of each token id, or None when the first Dataset carries no tokenizer."""
     from loader.text.tokenizers import load_tokenizer
 
-    dataset = sources.datasets[0]
-    for name in dataset.manifest.files_hashed:
-        if name.startswith("tokenizer/"):
-            dataset.local_file(name)  # of a Dataset at a URL they are fetched now
-    folder = dataset.path / "tokenizer"
-    if not folder.is_dir():
+    folder = sources.datasets[0].tokenizer_folder()
+    if folder is None:
         return None
     tokenizer = load_tokenizer(folder)
     return [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]

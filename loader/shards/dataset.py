@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DamageError, RefusedError
-from .access import file_size, read_npy, resolve
+from .access import file_size, read_npy, read_verified, resolve
 from .cache import Cache
 from .documents import DocumentIndex, DocumentPlace
 from .gather import SampleGroups, SegmentRows, gather_segments, group_samples, join_rows
 from .layout import SHARD_DTYPE, TokenArray, token_dtype
 from .manifest import (
     MAX_MANIFEST_BYTES,
+    FileRecord,
     InputFile,
     Manifest,
     check_shard_table,
@@ -204,10 +205,7 @@ class Dataset:
         Raises:
             ConfigError: the manifest covers no such file.
         """
-        record = self.manifest.files_hashed.get(name)
-        if record is None:
-            raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", self.location)
-        return self.storage.read(name, record)
+        return self.storage.read(name, self._record(name))
 
     def local_file(self, name: str) -> Path:
         """Path on this machine of a file that the manifest covers by hash; who reads it verifies it.
@@ -215,10 +213,21 @@ class Dataset:
         Raises:
             ConfigError: the manifest covers no such file.
         """
+        return self.storage.local(name, self._record(name))
+
+    def tokenizer_folder(self) -> Path | None:
+        """The folder on this machine with the Dataset's tokenizer, its files verified; None where it carries none."""
+        names = [name for name in self.manifest.files_hashed if name.startswith("tokenizer/")]
+        for name in names:
+            record = self._record(name)
+            read_verified(self.local_file(name), record.size_bytes, record.xxh3_128)
+        return self.path / "tokenizer" if names else None
+
+    def _record(self, name: str) -> FileRecord:
         record = self.manifest.files_hashed.get(name)
         if record is None:
             raise ConfigError("TR-DATASET-FILE", f"the manifest names no file {name!r}", self.location)
-        return self.storage.local(name, record)
+        return record
 
     def shard_files(self, row: int) -> ShardFiles:
         """Row ``row`` of shards.npy with its paths."""
@@ -265,7 +274,7 @@ class Dataset:
     def _document_index(self) -> DocumentIndex:
         with self._lock:
             if self._index is None:
-                record = self.manifest.files_hashed["documents.npy"]
+                record = self._record("documents.npy")
                 self._index = DocumentIndex(self.local_file("documents.npy"), record.size_bytes, record.xxh3_128)
             return self._index
 

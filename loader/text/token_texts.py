@@ -36,19 +36,17 @@ class TokenTexts:
         Raises:
             ConfigError: it was imported without one.
         """
-        names = [name for name in dataset.manifest.files_hashed if name.startswith("tokenizer/")]
-        if not names:
+        folder = dataset.tokenizer_folder()
+        if folder is None:
             raise ConfigError(
                 "TR-TEXT-TOKENS",
                 "the Dataset was imported as tokens, without a tokenizer: its documents have no text",
-                str(dataset.path),
+                dataset.location,
                 "a tokenizer",
                 "tokenreel import ... --tokenizer FOLDER",
             )
-        for name in names:
-            dataset.read_file(name)  # verified before it is loaded
         self._dataset = dataset
-        self._tokenizer: Tokenizer = load_tokenizer(dataset.path / "tokenizer")
+        self._tokenizer: Tokenizer = load_tokenizer(folder)
 
     def texts(self, entry: InputFile, places: Sequence[RecordPlace]) -> dict[RecordPlace, str]:
         """Texts of records of one file of the imported set.

@@ -24,6 +24,7 @@ from loader.cli_options import Output
 from loader.errors import ConfigError, DamageError
 from loader.shards.dataset import Dataset, open_dataset
 from loader.shards.verify import verify_dataset
+from loader.stream.store import StoreOptions, look_into_dataset
 from loader.text.records import RecordPlace
 from loader.text.roots import TextSource
 from loader.text.tokenizers import load_tokenizer
@@ -259,6 +260,8 @@ def test_exported_sets_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fsspec  # type: ignore[import-untyped]
+
     config = write_config(tmp_path / "built/build.yaml", make_corpus(tmp_path / "corpus"))
     built = run_build(prepare(config, (), read_only=False), Output(quiet=True))
     folder = Path(built["output"]) / "tokenizer"
@@ -283,8 +286,11 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
             assert tokenizer.decode_bytes(own_T) == text[first : first + int(table.byte_count_S[row])]
         assert sum(int(count) for count in table.byte_count_S) == sum(len(text.encode()) for text in texts)
         assert dataset.manifest.tokenizer["digest"] == tokenizer.digest
-        looked_up = TextSource(dataset, {}).texts(0, [RecordPlace(0, record) for record in range(len(texts))])
-        assert [looked_up[RecordPlace(0, record)] for record in range(len(texts))] == texts
+        fsspec.filesystem("memory").put(str(path), f"/imported/{path.name}", recursive=True)
+        there = look_into_dataset(f"memory://imported/{path.name}", StoreOptions(tmp_path / "cache"))
+        for one in (dataset, there):  # by ranges nothing is fetched but the tokenizer, which must lie on a disk
+            looked_up = TextSource(one, {}).texts(0, [RecordPlace(0, record) for record in range(len(texts))])
+            assert [looked_up[RecordPlace(0, record)] for record in range(len(texts))] == texts
 
 
 # Damage: (format, what is done to the set, words of the error).
