@@ -20,7 +20,7 @@ from .run_config import build_plan
 from .run_data import DataInForce, data_in_force, digests_of, entries_in_force, lineage_of
 from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, write_config
 from .run_verify import COMMIT_NAME
-from .run_view import RunView, dataset_entries, open_run, parse_data_config, relative_datasets
+from .run_view import RunView, dataset_entries, dataset_places, open_run, parse_data_config, relative_datasets
 from .runs import Branch, materialise_skips, open_branch, read_branches, read_skips
 from .sealed import read_sealed
 from .sources import Sources, open_sources
@@ -140,13 +140,9 @@ def _old_view(root: Path) -> tuple[RunView | None, str | None]:
 
 
 def _open(root: Path, relative: Sequence[str]) -> Sources:
-    from .remote.store import is_url
     from .stream.store import look_into_dataset
 
-    places = [place if is_url(place) else str(root / place) for place in relative]
-    for place in places:
-        if not is_url(place) and not Path(place).is_dir():
-            raise ConfigError("TR-RUN-DATASET", f"no Dataset at {place}", "--dataset", "a folder that `build` made")
+    places = dataset_places(root, relative, "--dataset", "a folder that `build` made")
     return open_sources([look_into_dataset(place) for place in places])
 
 

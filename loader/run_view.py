@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .order.plan import Plan
     from .order.skips import SkipEntry
 
-__all__ = ["RunView", "dataset_entries", "open_run", "parse_data_config", "relative_datasets"]
+__all__ = ["RunView", "dataset_entries", "dataset_places", "open_run", "parse_data_config", "relative_datasets"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,22 @@ def relative_datasets(folders: Sequence[str | Path], base: Path, root: Path) -> 
     ]
 
 
+def dataset_places(root: Path, relative: Sequence[str], said: str, expected: str) -> list[str]:
+    """The other way: where the Datasets of the run in ``root`` are.
+
+    Args:
+        said, expected: for the message: who says that they are there, and what should be.
+
+    Raises:
+        ConfigError: one is not there, as far as that is known without asking a store.
+    """
+    places = [place if is_url(place) else str(root / place) for place in relative]
+    for place in places:
+        if not is_url(place) and not Path(place).is_dir():
+            raise ConfigError("TR-RUN-DATASET", f"no Dataset at {place}", said, expected)
+    return places
+
+
 def dataset_entries(sources: Sources, relative: Sequence[str]) -> list[dict[str, str]]:
     """What run.json says of the Datasets."""
     pairs = zip(relative, sources.digests, strict=True)
@@ -112,12 +128,7 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
         raise ConfigError("TR-RUN-BRANCH", f"no branch {branch}", str(root), f"0 .. {len(branches) - 1}")
     force = data_in_force(semantic, identity, branches, branch)
     data = parse_data_config({"data": force.data}, str(paths.config))
-    places = [place if is_url(place) else str(root / place) for place in data.datasets]
-    for place in places:
-        if not is_url(place) and not Path(place).is_dir():
-            raise ConfigError(
-                "TR-RUN-DATASET", f"no Dataset at {place}", str(paths.config), "run and Datasets moved together"
-            )
+    places = dataset_places(root, data.datasets, str(paths.config), "run and Datasets moved together")
     sources = open_sources([look_into_dataset(place) for place in places])
     began_with = [entry["digest"] for entry in force.datasets]
     for place, wanted, found in zip(places, began_with, sources.digests, strict=False):
