@@ -12,13 +12,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.object_store import FaultProxy, S3Server, fault_proxy, s3_server
-from support.remote_datasets import QUICK, cached_files, digests, open_remote, through, upload
+from support.object_store import FaultProxy, S3Server, s3_server
+from support.remote_datasets import QUICK, cached_files, digests, open_remote, proxy, upload
 
 from loader.errors import ConfigError, RefusedError
 from loader.settings import child_environment
@@ -26,7 +25,7 @@ from loader.stream.open import open_stream
 from loader.stream.store import StoreOptions, fetch_dataset
 from loader.stream.stream import StreamConfig
 
-__all__ = ["s3_server"]
+__all__ = ["proxy", "s3_server"]
 
 _SPEC = DatasetSpec(documents={"web": 120, "code": 50}, seq_len=32, samples_per_shard=12)
 _STEPS = 40
@@ -42,13 +41,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeDataset:
 @pytest.fixture(scope="module")
 def url(made: MadeDataset, s3_server: S3Server) -> str:
     return upload(s3_server, "remote-dataset", made.path)
-
-
-@pytest.fixture
-def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    with fault_proxy(s3_server) as running:
-        through(running, s3_server, monkeypatch)
-        yield running
 
 
 @pytest.fixture(scope="module")

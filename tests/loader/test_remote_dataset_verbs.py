@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.object_store import FaultProxy, S3Server, fault_proxy, s3_server
-from support.remote_datasets import cached_files, through, upload
+from support.object_store import FaultProxy, S3Server, s3_server
+from support.remote_datasets import cached_files, proxy, upload
 from support.training import ledger, train, write_job
 
 from loader.cli import main
@@ -19,7 +18,7 @@ from loader.errors import ConfigError, RefusedError
 from loader.settings import load_config
 from train.config import TrainConfig
 
-__all__ = ["s3_server"]
+__all__ = ["proxy", "s3_server"]
 
 _SPEC = DatasetSpec(documents={"web": 90, "code": 40}, seq_len=32, samples_per_shard=64)
 
@@ -34,12 +33,9 @@ def url(made: MadeDataset, s3_server: S3Server) -> str:
     return upload(s3_server, "remote-verbs", made.path)
 
 
-@pytest.fixture
-def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultProxy]:
+@pytest.fixture(autouse=True)
+def default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOKENREEL_CACHE", str(tmp_path / "default-cache"))
-    with fault_proxy(s3_server) as running:
-        through(running, s3_server, monkeypatch)
-        yield running
 
 
 def result(capsys: pytest.CaptureFixture[str], *words: str) -> Any:

@@ -7,14 +7,15 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server, fault_proxy, s3_server
-from support.remote_datasets import QUICK, cached_files, digests, open_remote, through, upload
+from support.faulty_streams import run_into
+from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server, s3_server
+from support.remote_datasets import QUICK, cached_files, digests, open_remote, proxy, upload
 
 from loader.canonical import canonical_json
 from loader.errors import ConfigError, DamageError, JobError, TokenreelError
@@ -23,7 +24,7 @@ from loader.sealed import seal
 from loader.stream.store import StoreOptions, fetch_dataset, look_into_dataset
 from loader.stream.stream import Stream, StreamConfig
 
-__all__ = ["s3_server"]
+__all__ = ["proxy", "s3_server"]
 
 _SPEC = DatasetSpec(documents={"web": 60, "code": 20}, seq_len=32, samples_per_shard=12)
 _STEPS = 25
@@ -44,13 +45,6 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> MadeDataset:
 @pytest.fixture(scope="module")
 def url(made: MadeDataset, s3_server: S3Server) -> str:
     return upload(s3_server, BUCKET, made.path)
-
-
-@pytest.fixture
-def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    with fault_proxy(s3_server) as running:
-        through(running, s3_server, monkeypatch)
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +85,7 @@ DAMAGES = [flipped, cut, emptied, missing, stale]
 
 
 def read_into(stream: Stream, local: list[int]) -> TokenreelError:
-    """Read until the stream raises; every batch before is the right one."""
-    start = time.monotonic()
-    for step in range(_STEPS):
-        try:
-            batch = next(stream)
-        except TokenreelError as error:
-            assert time.monotonic() - start < 10
-            assert stream.next_step == step
-            return error
-        assert batch.token_digest == local[step]
-    pytest.fail("the fault was not seen")
+    return run_into(stream, _STEPS, lambda step, batch: batch.token_digest == local[step])
 
 
 def damaged(server: S3Server, key: str, damage: Damage, paths: tuple[Path, Path], bucket: str) -> None:

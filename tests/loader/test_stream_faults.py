@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
+from support.faulty_streams import run_into
 
 from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
 from loader.sources import Sources, open_sources
@@ -55,18 +55,8 @@ def _remove(path: Path, at: int) -> None:
     path.unlink()
 
 
-def _run_into(stream: Stream, plain: list[Batch], limit: int = 60) -> TokenreelError:
-    """Read until the stream raises; every batch before must be the undamaged one."""
-    start = time.monotonic()
-    for step in range(limit):
-        try:
-            batch = next(stream)
-        except TokenreelError as error:
-            assert time.monotonic() - start < 10
-            assert stream.next_step == step
-            return error
-        assert np.array_equal(batch.tokens_BT, plain[step].tokens_BT)
-    pytest.fail("the fault was not seen")
+def _run_into(stream: Stream, plain: list[Batch]) -> TokenreelError:
+    return run_into(stream, 60, lambda step, batch: np.array_equal(batch.tokens_BT, plain[step].tokens_BT))
 
 
 @pytest.mark.parametrize("damage", [_flip, _cut, _remove])

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.object_store import FaultProxy, S3Server
+import pytest
+from support.object_store import FaultProxy, S3Server, fault_proxy
 
 from loader.remote.store_failures import Transfer
 from loader.run_config import BatchStageConfig, DataConfig, ExhaustionConfig, build_plan
@@ -15,7 +16,7 @@ from loader.sources import open_sources
 from loader.stream.store import StoreOptions, fetch_dataset
 from loader.stream.stream import Stream, StreamConfig
 
-__all__ = ["QUICK", "cached_files", "digests", "open_remote", "through", "upload"]
+__all__ = ["QUICK", "cached_files", "digests", "open_remote", "proxy", "through", "upload"]
 
 QUICK = Transfer(range_bytes=64 << 10, ranges=4, attempts=5, backoff_s=0.01, request_timeout_s=2, idle_timeout_s=0.5)
 
@@ -31,6 +32,14 @@ def through(proxy: FaultProxy, server: S3Server, patch: Any) -> None:
     """Point this process's clients at the proxy; ``patch`` is pytest's monkeypatch."""
     for name, value in server.environment(proxy.endpoint).items():
         patch.setenv(name, value)
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy before ``object_store.s3_server`` that all clients of this process go through."""
+    with fault_proxy(s3_server) as running:
+        through(running, s3_server, monkeypatch)
+        yield running
 
 
 def open_remote(
