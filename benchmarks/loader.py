@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import xxhash
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.rows import Row, cpu_s, print_rows, row
 from loader.ledger import LedgerRecord, LedgerWriter
 from loader.lookup import document_steps
 from loader.order import SkipList
@@ -44,35 +45,6 @@ SEQ_LEN = 2048
 VOCAB_SIZE = 50_000
 SEGMENT_TOKENS = 512
 TRILLION_SHARDS, TRILLION_SHARD_SAMPLES = 29_786, 16_384
-
-Row = dict[str, Any]
-
-
-def row(name: str, value: float, unit: str, **more: Any) -> Row:
-    """One result; ``target`` is (relation, bound) on the value, ``ratio_target`` the same on value / peer_value."""
-    peer_value = more.get("peer_value")
-    ratio = value / peer_value if peer_value else None
-    possible = (("", value, "target"), ("ratio ", ratio, "ratio_target"))
-    goals = [(what, figure, *more[key]) for what, figure, key in possible if key in more and figure is not None]
-    judged = [figure <= bound if relation == "<=" else figure >= bound for _, figure, relation, bound in goals]
-    shown = " and ".join(f"{what}{relation} {bound}" for what, _, relation, bound in goals)
-    return {
-        "name": name,
-        "value": round(value, 4),
-        "unit": unit,
-        "peer": more.get("peer"),
-        "peer_value": None if peer_value is None else round(peer_value, 4),
-        "ratio": None if ratio is None else round(ratio, 3),
-        "target": shown or None,
-        "holds": all(judged) if judged else None,
-    }
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def _segments(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,8 +97,8 @@ def _machine() -> tuple[float, float]:
     """memcpy and xxh3-64 rates, GB per CPU second."""
     data, out = np.ones(1 << 26, np.uint8), np.empty(1 << 26, np.uint8)
     np.copyto(out, data)
-    copy_s = min(cpu_s(lambda: np.copyto(out, data)) for _ in range(5))
-    hash_s = min(cpu_s(lambda: xxhash.xxh3_64_intdigest(data)) for _ in range(5))
+    copy_s = cpu_s(lambda: np.copyto(out, data), 5)
+    hash_s = cpu_s(lambda: xxhash.xxh3_64_intdigest(data), 5)
     return data.nbytes / copy_s / 1e9, data.nbytes / hash_s / 1e9
 
 
@@ -151,16 +123,16 @@ def throughput(sources: Sources, folder: Path, steps: int) -> list[Row]:
     num_tokens = steps * 512 * SEQ_LEN / 1e6
     ours, full, peer, streamed = [], [], [], []
     for _ in range(3):
-        peer.append(cpu_s(lambda: [all_rows[index] for index in rows]))
-        ours.append(cpu_s(lambda: [read_tokens(plan, sources, some) for some in positions]))
-        full.append(cpu_s(lambda: [read_batch(plan, sources, step) for step in range(steps)]))
+        peer.append(cpu_s(lambda: [all_rows[index] for index in rows], 1))
+        ours.append(cpu_s(lambda: [read_tokens(plan, sources, some) for some in positions], 1))
+        full.append(cpu_s(lambda: [read_batch(plan, sources, step) for step in range(steps)], 1))
 
         def run() -> None:
             with Stream(plan, sources, StreamConfig(threads=1, prefetch_steps=2)) as stream:
                 for _ in range(steps):
                     next(stream)
 
-        streamed.append(cpu_s(run))
+        streamed.append(cpu_s(run, 1))
     gather = num_tokens / min(peer)
     return [
         row("loader, one thread, verified, no masks", num_tokens / min(ours), "Mtok/CPU-s", peer="numpy row gather",
@@ -199,8 +171,8 @@ def side_by_side(sources: Sources, folder: Path, repeat: int) -> list[Row]:
 
     bare_s, ours_s, mosaic_s = [], [], []
     for _ in range(repeat):
-        bare_s.append(cpu_s(bare))
-        ours_s.append(cpu_s(ours))
+        bare_s.append(cpu_s(bare, 1))
+        ours_s.append(cpu_s(ours, 1))
         mosaic_s.append(_mosaic_cpu_s(folder, sources.names))
     found = [spent for spent in mosaic_s if spent is not None]
     mosaic = num_tokens / min(found) if found else None
@@ -225,7 +197,7 @@ def mosaic_epoch(folder: Path, sources: Sequence[str]) -> None:
 
     streams = [StockStream(local=str(folder / source)) for source in sources]
     dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=8)
-    print(json.dumps(cpu_s(lambda: [sample["tokens"] for sample in dataset])))
+    print(json.dumps(cpu_s(lambda: [sample["tokens"] for sample in dataset], 1)))
 
 
 def seek(sources: Sources, repeat: int) -> list[Row]:
@@ -241,7 +213,7 @@ def seek(sources: Sources, repeat: int) -> list[Row]:
                 plan.samples(plan.step_positions(stream.next_step))
 
         run()
-        spent = min(cpu_s(run) for _ in range(3))
+        spent = cpu_s(run)
     return [row("seek to a random step", 1e3 * spent / repeat, "CPU-ms", target=("<=", 1))]
 
 
@@ -250,13 +222,11 @@ def look_up(sources: Sources, repeat: int) -> list[Row]:
     plan = _plan(sources, 1024)
     steps = range(100, 100 + repeat)
     read_segments(plan, sources, plan.step_positions(99))
-    forward = min(
-        cpu_s(lambda: [read_segments(plan, sources, plan.step_positions(s)) for s in steps]) for _ in range(3)
-    )
+    forward = cpu_s(lambda: [read_segments(plan, sources, plan.step_positions(s)) for s in steps])
     segments = read_segments(plan, sources, plan.step_positions(7))
     documents = np.unique(segments.document_id_S)[:repeat].tolist()
     stop = 2 * sum(int(sources.shard_samples(name).sum()) for name in sources.names)
-    backward = min(cpu_s(lambda: [document_steps(plan, sources, d, stop) for d in documents]) for _ in range(3))
+    backward = cpu_s(lambda: [document_steps(plan, sources, d, stop) for d in documents])
     return [
         row("step of 1,024 samples -> documents", 1e3 * forward / repeat, "CPU-ms", target=("<=", 5)),
         row("document -> steps (two epochs)", 1e3 * backward / len(documents), "CPU-ms", target=("<=", 1)),
@@ -270,7 +240,8 @@ def ledger(folder: Path, records: int) -> list[Row]:
             lambda: [
                 writer.append(LedgerRecord(step, step * 8, step * 8 + 8, 2000, step, 3.0, 1.0, source_loss=[1.0] * 4,
                                            source_labels=[500] * 4)) for step in range(records)
-            ]
+            ],
+            1,
         )  # fmt: skip
     return [row("ledger record", 1e6 * spent / records, "CPU-us", target=("<=", 141))]
 
@@ -403,15 +374,10 @@ def main() -> None:
         rows += look_up(sources, 20 if options.quick else 100)
         rows += ledger(folder, 2000)
         rows += start_up(folder / "trillion", 6 if options.quick else 8)
-    copy_rate, hash_rate = _machine()
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for one in rows:
-        ratio = "" if one["ratio"] is None else f"{one['ratio']:.2f} x {one['peer']}"
-        figure = f"{one['name']:42} {one['value']:11.3f} {one['unit']:11}"
-        print(f"{figure} {one['target'] or '':28} {one['holds']!s:6} {ratio}")
-    print(f"machine: memcpy {copy_rate:.1f} GB per CPU-s, xxh3-64 {hash_rate:.1f} GB per CPU-s")
+    print_rows(rows, options.json)
+    if not options.json:
+        copy_rate, hash_rate = _machine()
+        print(f"machine: memcpy {copy_rate:.1f} GB per CPU-s, xxh3-64 {hash_rate:.1f} GB per CPU-s")
 
 
 if __name__ == "__main__":

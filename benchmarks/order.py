@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -25,6 +21,7 @@ import xxhash
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.order_quality import compare
+from benchmarks.rows import Row, cpu_s, print_rows, row
 from loader.order import (
     BLOCK,
     BatchStage,
@@ -39,39 +36,6 @@ from loader.order import (
 )
 
 TRILLION_SHARDS, SHARD_SAMPLES, BATCH = 29_786, 16_384, 1024
-Row = dict[str, Any]
-
-
-def row(name: str, value: float, unit: str, **more: Any) -> Row:
-    """One result; ``target`` is (relation, bound) on the value, ``ratio_target`` the same on value / peer_value."""
-    target, ratio_target, peer_value = more.get("target"), more.get("ratio_target"), more.get("peer_value")
-    ratio = value / peer_value if peer_value else None
-    judged = []
-    for figure, goal in ((value, target), (ratio, ratio_target)):
-        if goal and figure is not None:
-            judged.append(figure <= goal[1] if goal[0] == "<=" else figure >= goal[1])
-    shown = [f"{what}{goal[0]} {goal[1]}" for what, goal in (("", target), ("ratio ", ratio_target)) if goal]
-    return {
-        "name": name,
-        "value": round(value, 4),
-        "unit": unit,
-        "peer": more.get("peer"),
-        "peer_value": None if peer_value is None else round(peer_value, 4),
-        "ratio": None if ratio is None else round(ratio, 4),
-        "target": " and ".join(shown) or None,
-        "holds": all(judged) if judged else None,
-    }
-
-
-def cpu_s(work: Callable[[], object], calls: int = 1, rounds: int = 1) -> float:
-    """CPU seconds of one call: the least of ``rounds``, each the mean of ``calls``."""
-    least = float("inf")
-    for _ in range(rounds):
-        start = time.process_time()
-        for _ in range(calls):
-            work()
-        least = min(least, (time.process_time() - start) / calls)
-    return least
 
 
 def trillion(num_sources: int, skips: SkipList | None = None) -> Plan:
@@ -93,7 +57,7 @@ def fresh_steps(plan: Plan, kind: str, rounds: int) -> float:
     for turn in range(rounds + 1):
         steps = 290_000 + turn * num + np.arange(num) if kind == "consecutive" else rng.integers(0, 450_000, num)
         positions = [np.arange(step * BATCH, (step + 1) * BATCH) for step in steps.tolist()]
-        seconds = cpu_s(lambda some=positions: [plan.samples(one) for one in some])
+        seconds = cpu_s(lambda some=positions: [plan.samples(one) for one in some], 1)
         least = min(least, seconds) if turn else least  # the first turn builds the epoch's tables
     return least / num / BATCH * 1e9
 
@@ -109,15 +73,15 @@ def lookups(rounds: int) -> list[Row]:
     order = SourceOrder(np.full(TRILLION_SHARDS, SHARD_SAMPLES), 1)
     raw_N = np.arange(BATCH) + 300_000_000
     epoch_N, sample_N = order.locate(raw_N)
-    ns = cpu_s(lambda: order.locate(raw_N), 20, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: order.locate(raw_N), rounds, 20) / BATCH * 1e9
     rows.append(row("raw index -> sample", ns, "ns", target=("<=", 200)))
-    ns = cpu_s(lambda: order.raw_of(epoch_N, sample_N), 20, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: order.raw_of(epoch_N, sample_N), rounds, 20) / BATCH * 1e9
     rows.append(row("sample -> raw index", ns, "ns", target=("<=", 200)))
     plan = trillion(5)
     refs = plan.samples(np.array([300_000_000]))
     source, sample = int(refs.source_N[0]), int(refs.sample_N[0])
     stop = 1_000_000_000
-    seconds = cpu_s(lambda: plan.steps_of(plan.positions_of_sample(source, sample, stop)), 5, rounds)
+    seconds = cpu_s(lambda: plan.steps_of(plan.positions_of_sample(source, sample, stop)), rounds, 5)
     rows.append(row("sample -> its steps, two trillion tokens", seconds * 1e3, "ms", target=("<=", 1)))
     return rows
 
@@ -131,7 +95,7 @@ def starts(rounds: int, peer_samples: int) -> list[Row]:
 
     total = TRILLION_SHARDS * SHARD_SAMPLES // BATCH
     first_step(0)
-    start, late = cpu_s(lambda: first_step(0), rounds=rounds), cpu_s(lambda: first_step(total * 9 // 10), rounds=rounds)
+    start, late = cpu_s(lambda: first_step(0), rounds), cpu_s(lambda: first_step(total * 9 // 10), rounds)
     rows = [
         row("plan and first step, 1e12 tokens", start * 1e3, "ms", target=("<=", 50)),
         row(
@@ -144,7 +108,7 @@ def starts(rounds: int, peer_samples: int) -> list[Row]:
         ),
     ]
     shards = np.full(peer_samples // SHARD_SAMPLES, SHARD_SAMPLES)
-    own = cpu_s(lambda: SourceOrder(shards, 1).locate(np.arange(BATCH)), rounds=rounds)
+    own = cpu_s(lambda: SourceOrder(shards, 1).locate(np.arange(BATCH)), rounds)
     peer = peer_shuffle(shards)
     rows.append(
         row(
@@ -165,7 +129,7 @@ def peer_shuffle(shards: np.ndarray) -> float | None:
         shuffle = importlib.import_module("streaming.base.shuffle").get_shuffle
     except ImportError:
         return None
-    return cpu_s(lambda: shuffle("py1e", shards, 1, 17, 0, 1 << 18)) * 1e3
+    return cpu_s(lambda: shuffle("py1e", shards, 1, 17, 0, 1 << 18), 1) * 1e3
 
 
 def deviation(num_sources: int, num_stages: int, rng: np.random.Generator) -> tuple[float, float]:
@@ -203,11 +167,11 @@ def staged_lookups(rounds: int) -> list[Row]:
         ]
         mixture = compile_mixture(names, stages, 17)
         runs = [np.arange(start, start + BATCH) for start in rng.integers(0, 3990 * BLOCK, 20).tolist()]
-        seconds = min(cpu_s(lambda m=mixture, some=runs: [m.locate(one) for one in some]) for _ in range(rounds))
+        seconds = cpu_s(lambda m=mixture, some=runs: [m.locate(one) for one in some], rounds)
         name = f"mixture of 1,000 stages, {num_sources} sources"
         rows.append(row(f"{name}: position -> rank", seconds / 20 / BATCH * 1e9, "ns", target=("<=", 1000)))
         rank_N = np.arange(BATCH) + int(mixture.counts_before(runs[0][0])[0])
-        ns = cpu_s(lambda m=mixture, r=rank_N: m.position_of(0, r), 5, rounds) / BATCH * 1e9
+        ns = cpu_s(lambda m=mixture, r=rank_N: m.position_of(0, r), rounds, 5) / BATCH * 1e9
         rows.append(row(f"{name}: rank -> position", ns, "ns"))
     return rows
 
@@ -235,17 +199,17 @@ def skip_lists(rounds: int, num_ranges: int) -> list[Row]:
     entries = [SkipEntry("positions", "drop", 0, ranges=ranges[part::8]) for part in range(8)]
     bare = trillion(5)
     skips = SkipList(entries)
-    seconds = cpu_s(lambda: trillion(5, skips), rounds=rounds) - cpu_s(lambda: trillion(5), rounds=rounds)
+    seconds = cpu_s(lambda: trillion(5, skips), rounds) - cpu_s(lambda: trillion(5), rounds)
     rows = [row("skip list of 1e5 ranges: build", seconds * 1e3, "ms", target=("<=", 5))]
     plan = Plan(bare.config, skips)
     live_N = np.arange(BATCH) + 200_000_000
-    ns = cpu_s(lambda: plan.cut.outside_at(live_N), 50, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: plan.cut.outside_at(live_N), rounds, 50) / BATCH * 1e9
     rows.append(row("skip list of 1e5 ranges: surviving -> position", ns, "ns", target=("<=", 200)))
     position_N = plan.cut.outside_at(live_N)
-    ns = cpu_s(lambda: plan.steps_of(position_N), 50, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: plan.steps_of(position_N), rounds, 50) / BATCH * 1e9
     rows.append(row("skip list of 1e5 ranges: position -> step", ns, "ns", target=("<=", 200)))
     step = plan.step_of(int(position_N[-1])) or 0
-    ns = cpu_s(lambda: plan.samples(plan.step_positions(step)), 20, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: plan.samples(plan.step_positions(step)), rounds, 20) / BATCH * 1e9
     rows.append(row("skip list of 1e5 ranges: step -> samples", ns, "ns"))
 
     order_samples = TRILLION_SHARDS // 5 * SHARD_SAMPLES
@@ -253,12 +217,12 @@ def skip_lists(rounds: int, num_ranges: int) -> list[Row]:
     dropped = SkipEntry(
         "samples", "drop", 5_000, "source4", tuple(zip(starts_R.tolist(), (starts_R + 50).tolist(), strict=True))
     )
-    seconds = cpu_s(lambda: trillion(5, SkipList([dropped])))
+    seconds = cpu_s(lambda: trillion(5, SkipList([dropped])), 1)
     rows.append(row(f"{num_ranges * 50:.0e} dropped samples: plan, once", seconds, "s", target=("<=", 1)))
     dropping = trillion(5, SkipList([dropped]))
     positions_B = np.arange(BATCH) + 300_000_000
     dropping.samples(positions_B)
-    ns = cpu_s(lambda: dropping.samples(positions_B), 20, rounds) / BATCH * 1e9
+    ns = cpu_s(lambda: dropping.samples(positions_B), rounds, 20) / BATCH * 1e9
     rows.append(row(f"{num_ranges * 50:.0e} dropped samples: position -> sample", ns, "ns"))
     return rows
 
@@ -268,9 +232,9 @@ def machine() -> dict[str, float]:
     data, out, some = np.ones(1 << 26, np.uint8), np.empty(1 << 26, np.uint8), np.arange(BATCH)
     np.copyto(out, data)
     return {
-        "memcpy_gb_s": round(data.nbytes / cpu_s(lambda: np.copyto(out, data), rounds=5) / 1e9, 1),
-        "xxh3_gb_s": round(data.nbytes / cpu_s(lambda: xxhash.xxh3_64_intdigest(data), rounds=5) / 1e9, 1),
-        "add_1024_us": round(cpu_s(lambda: some + some, 2000, 5) * 1e6, 2),
+        "memcpy_gb_s": round(data.nbytes / cpu_s(lambda: np.copyto(out, data), 5) / 1e9, 1),
+        "xxh3_gb_s": round(data.nbytes / cpu_s(lambda: xxhash.xxh3_64_intdigest(data), 5) / 1e9, 1),
+        "add_1024_us": round(cpu_s(lambda: some + some, 5, 2000) * 1e6, 2),
     }
 
 
@@ -290,14 +254,9 @@ def main() -> None:
         *skip_lists(rounds, num_ranges),
         *(shuffles(2048, 1) if options.quick else shuffles(SHARD_SAMPLES, 3)),
     ]
-    if options.json:
-        print(json.dumps(rows))
-        return
-    print("machine:", ", ".join(f"{name} {value}" for name, value in machine().items()))
-    for one in rows:
-        peer = f"{one['peer']}: {one['peer_value']}" if one["peer_value"] is not None else ""
-        verdict = {True: "holds", False: "MISSED", None: ""}[one["holds"]]
-        print(f"{one['name']:<58}{one['value']:>12} {one['unit']:<8}{one['target'] or '':<14}{verdict:<8}{peer}")
+    print_rows(rows, options.json)
+    if not options.json:
+        print("machine:", ", ".join(f"{name} {value}" for name, value in machine().items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the shard benchmarks share: a result row, and how CPU seconds are taken."""
+"""What the benchmarks share: a result row, and how CPU seconds are taken."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ Row = dict[str, Any]
 
 def row(name: str, value: float, unit: str, **more: Any) -> Row:
     """One result; ``target`` judges ``value``, ``ratio_target`` judges value / peer_value: (relation, bound). A peer
-    that was not measured in this run has None."""
+    that was not measured in this run has None, and what must be judged beside it does not hold: it is not judged."""
     peer_value = more.get("peer_value")
     ratio = value / peer_value if peer_value else None
     goals = [(value, more.get("target"), ""), (ratio, more.get("ratio_target"), "ratio ")]
-    judged = [
-        figure <= goal[1] if goal[0] == "<=" else figure >= goal[1]
-        for figure, goal, _ in goals
-        if goal and figure is not None
-    ]
+    judged = [_judge(figure, *goal) for figure, goal, _ in goals if goal]
     return {
         "name": name,
-        "value": round(value, 4),
+        "value": round(value, 5),
         "unit": unit,
         "peer": more.get("peer"),
-        "peer_value": None if peer_value is None else round(peer_value, 4),
-        "ratio": None if ratio is None else round(ratio, 3),
-        "target": ", ".join(f"{what}{goal[0]} {goal[1]}" for _, goal, what in goals if goal) or None,
-        "holds": all(judged) if judged else None,
+        "peer_value": None if peer_value is None else round(peer_value, 5),
+        "ratio": None if ratio is None else round(ratio, 4),
+        "target": " and ".join(f"{what}{goal[0]} {goal[1]}" for _, goal, what in goals if goal) or None,
+        "holds": None if not judged or (None in judged and False not in judged) else all(judged),
     }
 
 
-def cpu_s(work: Callable[[], object], repeats: int = 3) -> float:
-    """Least CPU seconds of a call, over some repeats."""
+def _judge(figure: float | None, relation: str, bound: float) -> bool | None:
+    if figure is None:
+        return None
+    return figure <= bound if relation == "<=" else figure >= bound
+
+
+def cpu_s(work: Callable[[], object], repeats: int = 3, calls: int = 1) -> float:
+    """CPU seconds of one call: the least of some repeats, each the mean of ``calls``."""
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
-        work()
-        best = min(best, time.process_time() - start)
+        for _ in range(calls):
+            work()
+        best = min(best, (time.process_time() - start) / calls)
     return best
 
 
