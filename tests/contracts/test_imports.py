@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.builds import run
 from support.corpora import make_corpus, write_config
 from support.megatron import megatron_reader
 
@@ -129,12 +130,6 @@ CASES = [
 ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> Any:
-    capsys.readouterr()
-    assert main(["import", *map(str, arguments), "--json", "--quiet"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 def records_of(dataset: Dataset) -> dict[tuple[str, str, int], list[int]]:
     """(source, file, record) -> its tokens, joined from all segments."""
     pieces: dict[tuple[str, str, int], list[tuple[int, list[int]]]] = {}
@@ -186,7 +181,7 @@ def test_a_set_becomes_a_dataset(name: str, tmp_path: Path, capsys: pytest.Captu
     write(tmp_path / "in/two", RECORDS[::-1])
     arguments = [f"web={tmp_path}/in/one", f"web={tmp_path}/in/two", f"code={tmp_path}/in/two", "--format", name]
     arguments += ["--seq-len", "16", "--vocab-size", str(VOCABULARY), "--shard-bytes", "5000", *options]
-    result = run(capsys, *arguments, "--output", tmp_path / "out", "--workers", "2")
+    result = run(capsys, "import", *arguments, "--output", tmp_path / "out", "--workers", "2")
     dataset = open_dataset(tmp_path / "out")
     assert verify_dataset(dataset.path) == []
     found = records_of(dataset)
@@ -205,12 +200,12 @@ def test_a_set_becomes_a_dataset(name: str, tmp_path: Path, capsys: pytest.Captu
     assert row["trained_tokens"] == 2 * sum(map(len, RECORDS))
     assert row["packing"]["fitting_cut"] == 0
     assert "Imported records" in (dataset.path / "report.html").read_text()
-    alone = run(capsys, *arguments, "--output", tmp_path / "again", "--workers", "1")
+    alone = run(capsys, "import", *arguments, "--output", tmp_path / "again", "--workers", "1")
     assert alone["digest"] == result["digest"]
-    assert run(capsys, *arguments, "--output", tmp_path / "out") == result
-    taken = run(capsys, *arguments, "--seed", "3", "--output", tmp_path / "out", code=4)
+    assert run(capsys, "import", *arguments, "--output", tmp_path / "out") == result
+    taken = run(capsys, "import", *arguments, "--seed", "3", "--output", tmp_path / "out", code=4)
     assert taken["error"]["code"] == "TR-OUTPUT-TAKEN"
-    small = run(capsys, *arguments, "--output", tmp_path / "x", "--vocab-size", "200", code=3)
+    small = run(capsys, "import", *arguments, "--output", tmp_path / "x", "--vocab-size", "200", code=3)
     assert small["error"]["code"] == "TR-TOKEN-ID"
     assert "record" in small["error"]["place"]
     assert not (tmp_path / "x").exists()
@@ -220,13 +215,13 @@ def test_samples_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     samples = [RNG.integers(0, VOCABULARY, 16).tolist() for _ in range(20)]
     write_mds(tmp_path / "in", samples, "ndarray:uint16:16")
     arguments = [f"web={tmp_path}/in", "--format", "mds", "--seq-len", "16", "--vocab-size", str(VOCABULARY)]
-    run(capsys, *arguments, "--keep-samples", "--output", tmp_path / "out")
+    run(capsys, "import", *arguments, "--keep-samples", "--output", tmp_path / "out")
     dataset = open_dataset(tmp_path / "out")
     assert sorted(dataset.read_samples("web", np.arange(20)).tolist()) == sorted(samples)
     assert dataset.num_segments("web") == 20
     write_mds(tmp_path / "other", [*samples, samples[0][1:]], size_limit=10_000)
     arguments[0] = f"web={tmp_path}/other"
-    wrong = run(capsys, *arguments, "--keep-samples", "--output", tmp_path / "x", code=4)
+    wrong = run(capsys, "import", *arguments, "--keep-samples", "--output", tmp_path / "x", code=4)
     assert wrong["error"]["code"] == "TR-IMPORT-SAMPLE"
     assert "record 20" in wrong["error"]["place"]
 
@@ -234,8 +229,8 @@ def test_samples_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_empty_records_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_datatrove(tmp_path / "in", [[], [5, 6], [], [7]])
     result = run(
-        capsys, f"web={tmp_path}/in", "--format", "datatrove", "--seq-len", "8", "--vocab-size", "9", "--output",
-        tmp_path / "out",
+        capsys, "import", f"web={tmp_path}/in", "--format", "datatrove", "--seq-len", "8", "--vocab-size", "9",
+        "--output", tmp_path / "out",
     )  # fmt: skip
     row = result["sources"]["web"]
     assert (row["records"], row["empty"], row["trained"]) == (4, 2, 2)
@@ -249,12 +244,12 @@ def test_exported_sets_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """What ``export`` writes of an imported Dataset holds the same records."""
     write_datatrove(tmp_path / "in", RECORDS)
     common = ["--seq-len", "16", "--vocab-size", str(VOCABULARY)]
-    run(capsys, f"web={tmp_path}/in", "--format", "datatrove", "--output", tmp_path / "out", *common)
+    run(capsys, "import", f"web={tmp_path}/in", "--format", "datatrove", "--output", tmp_path / "out", *common)
     assert (
         main(["export", str(tmp_path / "out"), "--format", "megatron", "--output", str(tmp_path / "meg"), "--quiet"])
         == 0
     )
-    run(capsys, f"web={tmp_path}/meg", "--format", "megatron", "--output", tmp_path / "back", *common)
+    run(capsys, "import", f"web={tmp_path}/meg", "--format", "megatron", "--output", tmp_path / "back", *common)
     back = records_of(open_dataset(tmp_path / "back"))
     assert sorted(back.values()) == sorted(RECORDS)
 
@@ -270,8 +265,8 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
     ids = [[*tokenizer.encode(text)[0].tolist(), tokenizer.eos_id] for text in texts]
     write_megatron(tmp_path / "in/set", ids, "int32")
     run(
-        capsys, f"web={tmp_path}/in", "--format", "megatron", "--seq-len", "8", "--tokenizer", folder, "--output",
-        tmp_path / "out",
+        capsys, "import", f"web={tmp_path}/in", "--format", "megatron", "--seq-len", "8", "--tokenizer", folder,
+        "--output", tmp_path / "out",
     )  # fmt: skip
     repack(tmp_path / "out", tmp_path / "repacked", RepackOptions(32), 1, Output(quiet=True))
     for path in (tmp_path / "out", tmp_path / "repacked"):
@@ -412,7 +407,7 @@ def test_what_is_not_said_is_asked_for(
 ) -> None:
     write_mds(tmp_path / "in", RECORDS, "bytes", dtype="int64")
     arguments = (f"web={tmp_path}/in", *options, "--seq-len", "16", "--output", tmp_path / "out")
-    error = run(capsys, *arguments, code=exit_code)["error"]
+    error = run(capsys, "import", *arguments, code=exit_code)["error"]
     assert error["code"] == code
     assert error["expected"]
 
