@@ -25,7 +25,7 @@ from ..errors import ConfigError, JobError
 from .encoded import Compare, EncodedBatch, EncodedParts, RawEncoder, find_inexact, parts_of_lists
 from .fast_definitions import definition_of_huggingface, definition_of_pieces, definition_of_ranks, id_shift
 from .fast_kept import KeptBackend, key_of, read_kept, write_kept
-from .tokenizer_base import Tokenizer
+from .tokenizer_base import Tokenizer, is_library_failure
 
 __all__ = ["BACKENDS", "COMPARE_EVERY", "Backend", "CheckedEncoder", "OpenBackend", "hostile_texts", "open_backend"]
 
@@ -142,8 +142,8 @@ def open_backend(
             continue
         try:
             encoder, wrong = _open_checked(backend, tokenizer, compare, kept if tokenizer.digest else None)
-        except BaseException as error:  # a panic of the Rust libraries is no Exception
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        except BaseException as error:
+            if not is_library_failure(error):
                 raise
             reasons.append(f"{package} cannot load the model: {str(error)[:200]}")
             continue
@@ -308,9 +308,10 @@ class CheckedEncoder:
         self._count += len(texts)
         if self._raw is None or not chosen:
             return batch
+        num_bytes_T = batch.num_bytes_T
         for n in chosen:
             mine = slice(int(batch.start_N[n]), int(batch.start_N[n + 1]))
-            if not _same(self.tokenizer.encode(texts[n]), batch.ids_T[mine], batch.num_bytes_T[mine]):
+            if not _same(self.tokenizer.encode(texts[n]), batch.ids_T[mine], num_bytes_T[mine]):
                 raise JobError(
                     "TR-TOKENIZER-FAST",
                     f"{self.backend} gives other ids than the reference library",

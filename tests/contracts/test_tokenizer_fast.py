@@ -182,6 +182,16 @@ def test_a_text_that_cannot_be_encoded_stops_the_job_by_name(monkeypatch: pytest
     assert (caught.value.code, caught.value.place) == ("TR-TOKENIZER-TEXT", "text 1")
 
 
+def test_a_machine_without_memory_is_no_fault_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(_: Tokenizer) -> str:
+        raise MemoryError
+
+    backend = replace(BACKENDS["tiktoken"][0], convert=convert, package="numpy")
+    monkeypatch.setattr(fast, "BACKENDS", {"tiktoken": (backend,)})
+    with pytest.raises(MemoryError):
+        open_backend(small_tokenizer("tiktoken"))
+
+
 def test_a_model_that_the_backend_cannot_load_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def convert(tokenizer: Tokenizer) -> str:
         raise ValueError("unheard of")
