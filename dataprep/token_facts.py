@@ -25,12 +25,17 @@ from .stages import read_json
 if TYPE_CHECKING:
     from loader.text.tokenizers import Tokenizer
 
-__all__ = ["PAIR_DTYPE", "TokenFacts", "facts_of_tokenizer", "read_facts", "write_facts"]
+__all__ = ["PAIR_DTYPE", "TokenFacts", "facts_of_tokenizer", "read_facts", "stored_dtype", "write_facts"]
 
 PAIR_DTYPE = np.dtype([("id", "<u4"), ("num_bytes", "<u4")])
 """A token of a lossy tokenizer, with the bytes of text that it stands for."""
 
 _FACTS_FILE, _LENGTHS_FILE = "facts.json", "lengths.npy"
+
+
+def stored_dtype(vocab_size: int, paired: bool) -> np.dtype[Any]:
+    """Items of a tokens file: ids, or with a lossy tokenizer ``PAIR_DTYPE``."""
+    return PAIR_DTYPE if paired else token_dtype(vocab_size)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class TokenFacts:
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """Items of a tokens file."""
-        return PAIR_DTYPE if self.paired else token_dtype(self.vocab_size)
+        return stored_dtype(self.vocab_size, self.paired)
 
     @property
     def num_borders(self) -> int:

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from loader.files import write_atomic
 from loader.shards.access import npy_bytes
-from loader.shards.layout import token_dtype
 from loader.text.fast import CheckedEncoder
 from loader.text.records import document_ids
-from loader.text.tokenizers import Tokenizer, load_tokenizer
+from loader.text.tokenizers import load_tokenizer
 
 from .cut_segments import GAP_DTYPE
 from .cuts import kept_pieces
@@ -41,8 +40,9 @@ from .kernels.spelling import find_inexact
 from .kernels.token_runs import copy_runs
 from .keys import document_keys
 from .stages import check_unchanged
+from .token_facts import stored_dtype
 
-__all__ = ["TOKENISED_DTYPE", "TokenizeDocuments", "stored_dtype"]
+__all__ = ["TOKENISED_DTYPE", "TokenizeDocuments"]
 
 TOKENISED_DTYPE = np.dtype(
     [
@@ -65,13 +65,6 @@ its first token's number in the tokens file.
 _RUN_TOKENS = 1 << 25
 _ENOUGH_BYTES = 1 << 26  # of text, from which on loading any backend is worth it
 _SLICE_BYTES = 4 << 20  # text encoded at once: small enough for its ids to stay in the cache
-
-
-def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """Items of a tokens file."""
-    if tokenizer.lossless:
-        return np.dtype(token_dtype(tokenizer.vocab_size))
-    return np.dtype([("id", "<u4"), ("num_bytes", "<u4")])
 
 
 @dataclass
@@ -153,7 +146,8 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
             return
         options = read_options(self.job.config.ingest)
         encoder = self._encoder(rank)
-        run, place, dtype, first = _Run(), 0, stored_dtype(encoder.tokenizer), True
+        run, place, first = _Run(), 0, True
+        dtype = stored_dtype(encoder.tokenizer.vocab_size, not encoder.tokenizer.lossless)
         expected = load_summary(self.signed, rank)
         for batch in read_file(self.job.inputs[rank], rank, options=options, keep_R=keep_R, expected=expected):
             texts = list(_batch_texts(batch))
@@ -222,7 +216,7 @@ class TokenizeDocuments(PipelineStep):  # type: ignore[misc]
         for document, piece, num_bytes in pieces.missing:
             token = int(encoded.start_N[pieces.first_N[document] + piece] - start_N[document])
             file.gaps.append((int(rows_N["record"][document]), token, num_bytes))
-        dtype = stored_dtype(encoder.tokenizer)
+        dtype = stored_dtype(encoder.tokenizer.vocab_size, not encoder.tokenizer.lossless)
         if dtype.names is None:
             stored_T = encoded.ids_T.view(np.uint32).astype(dtype, copy=False)
         else:

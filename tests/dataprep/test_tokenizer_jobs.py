@@ -20,6 +20,7 @@ from dataprep.formats import read_options
 from dataprep.job import Job
 from dataprep.pipeline import plan_pipeline
 from dataprep.run import prepare, run_until
+from dataprep.token_facts import stored_dtype
 from loader.cli_options import Output
 from loader.errors import ConfigError, JobError
 from loader.shards.verify import verify_dataset
@@ -122,7 +123,7 @@ def test_tokens_and_gaps_are_those_of_the_pieces(signed: Signed, tmp_path: Path,
     tokenizer = make_folder(tmp_path, name)
     signed.tokenize(tmp_path, tmp_path)
     table_D = np.load(tmp_path / FILES[0])
-    tokens_T = np.fromfile(tmp_path / FILES[1], tokenize.stored_dtype(tokenizer))
+    tokens_T = np.fromfile(tmp_path / FILES[1], stored_dtype(tokenizer.vocab_size, not tokenizer.lossless))
     gaps = {}
     for record, token, num_bytes in np.load(tmp_path / FILES[2]).tolist():
         gaps.setdefault(record, []).append((token, num_bytes))
