@@ -24,7 +24,7 @@ from loader.text.records import document_ids
 from .config import PackConfig, ShardsConfig
 from .cut_segments import GAP_DTYPE
 from .imports import IMPORTS
-from .imports.base import RecordBatch, SetFile, SetOptions
+from .imports.base import RecordBatch, SetFile, SetOptions, check_length
 from .kernels.token_runs import copy_runs
 from .keys import document_keys
 from .stages import RawFile
@@ -130,14 +130,15 @@ class ImportFiles(PipelineStep):  # type: ignore[misc]
             order_D = np.argsort(rows_D["key"], kind="stable")
             rows_D, real_R = rows_D[order_D], real_R[order_D]
             sizes_D = batch.num_tokens_R[real_R]
-            rows_D["place"] = place + np.cumsum(sizes_D) - sizes_D
+            start_D = np.cumsum(sizes_D) - sizes_D
+            rows_D["place"] = place + start_D
             place += len(ids_T)
             tables.append(rows_D)
             counts["records"] += len(batch.num_tokens_R)
             counts["empty"] += len(batch.num_tokens_R) - len(real_R)
             counts["tokens"] += len(ids_T)
             out_T = np.empty_like(ids_T)
-            _copy(out_T, ids_T, start_R[real_R], sizes_D)
+            copy_runs(out_T, start_D, ids_T, start_R[real_R], sizes_D)
             yield out_T.tobytes()
 
     def _rows(self, rank: int, batch: RecordBatch, real_R: NDArray[np.int64]) -> NDArray[np.void]:
@@ -156,6 +157,9 @@ class ImportFiles(PipelineStep):  # type: ignore[misc]
         path = self.found.files[rank].path
         ids_T, num_tokens_R = batch.ids_T, batch.num_tokens_R
         vocab_size = self.facts.vocab_size
+        if len(num_tokens_R):
+            record = int(np.argmax(num_tokens_R))
+            check_length(int(num_tokens_R[record]), path, batch.first_record + record)  # before anything is read
         if len(ids_T) and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < vocab_size:
             token = int(np.argmax((ids_T < 0) | (ids_T >= vocab_size)))
             record = batch.first_record + int(np.searchsorted(np.cumsum(num_tokens_R), token, side="right"))
@@ -165,14 +169,6 @@ class ImportFiles(PipelineStep):  # type: ignore[misc]
                 f"{path} record {record}",
                 f"ids from 0 to {vocab_size - 1:,}",
                 "a larger --vocab-size, or the right --dtype",
-            )
-        wrong_R = num_tokens_R >= 1 << 31
-        if wrong_R.any():
-            raise RefusedError(
-                "TR-DOCUMENT-LONG",
-                f"a record of {int(num_tokens_R.max()):,} tokens",
-                f"{path} record {batch.first_record + int(np.argmax(wrong_R))}",
-                "fewer than 2^31 tokens",
             )
         wrong_R = num_tokens_R != self.options.pack.seq_len
         if self.options.keep_samples and wrong_R.any():
@@ -184,7 +180,3 @@ class ImportFiles(PipelineStep):  # type: ignore[misc]
                 f"{self.options.pack.seq_len:,} tokens in every record",
                 "leave out --keep-samples: records are then packed as documents",
             )
-
-
-def _copy(out_T: NDArray[Any], ids_T: NDArray[Any], start_D: NDArray[np.int64], size_D: NDArray[np.int64]) -> None:
-    copy_runs(out_T, np.cumsum(size_D) - size_D, ids_T, start_D, size_D)

@@ -85,8 +85,9 @@ def _read(file: SetFile, options: SetOptions) -> Iterator[RecordBatch]:
     while first < len(ends_D):
         block_D = ends_D[first : first + step]
         starts_D = np.concatenate([[np.uint64(before)], block_D[:-1]])
-        if (starts_D > block_D).any() or int(block_D[-1]) > len(tokens):
-            raise damage("ends of documents do not rise", index, None, first + int(np.argmax(starts_D > block_D)))
+        wrong_D = (starts_D > block_D) | (block_D > len(tokens))
+        if wrong_D.any():
+            raise damage("ends of documents do not rise", index, None, first + int(np.argmax(wrong_D)))
         stop = max(1, int(np.searchsorted(block_D, before + BATCH_TOKENS, side="right")))
         ends_R, starts_R = block_D[:stop].astype(np.int64), starts_D[:stop].astype(np.int64)
         yield RecordBatch(first, tokens[before : int(ends_R[-1])], ends_R - starts_R, starts_R * width)

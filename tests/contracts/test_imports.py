@@ -4,6 +4,7 @@ Dataset holds, named by file and record; what is damaged, hostile or not said is
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -259,7 +260,10 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
 
     config = write_config(tmp_path / "built/build.yaml", make_corpus(tmp_path / "corpus"))
     built = run_build(prepare(config, (), read_only=False), Output(quiet=True))
-    folder = Path(built["output"]) / "tokenizer"
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(Path(built["output"]) / "tokenizer", folder)
+    (folder / "notes").mkdir()  # not of the tokenizer, and so not of the Dataset
+    (folder / "notes.txt").write_text("mine")
     tokenizer = load_tokenizer(folder)
     texts = ["one text", "naïve 東京 \x00", "x" * 200]
     ids = [[*tokenizer.encode(text)[0].tolist(), tokenizer.eos_id] for text in texts]
@@ -272,6 +276,8 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
     for path in (tmp_path / "out", tmp_path / "repacked"):
         dataset = open_dataset(path)
         assert verify_dataset(path) == []
+        kept = sorted(file.name for file in (path / "tokenizer").iterdir())
+        assert kept == ["sentencepiece.model", "tokenizer.json"]
         samples_N = np.arange(int(dataset.shard_samples("web").sum()))
         tokens_NT, table = dataset.read_samples("web", samples_N), dataset.segments_of("web", samples_N)
         for row in np.flatnonzero(~table.padding_S).tolist():

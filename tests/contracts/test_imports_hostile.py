@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from support.datasets import DatasetSpec, make_dataset
 
+from dataprep.config import PackConfig
 from dataprep.imports import IMPORTS
-from dataprep.imports.base import SetOptions
+from dataprep.imports.base import RecordBatch, SetFile, SetOptions
+from dataprep.token_facts import TokenFacts
+from dataprep.token_import_files import FoundFiles, ImportFiles, ImportOptions
 from loader.errors import ConfigError, DamageError, RefusedError
 from loader.interop.export import ExportOptions, export_dataset
 
@@ -54,6 +57,26 @@ def test_a_huge_document_of_shared_sequences_is_refused_before_it_is_made(tmp_pa
     finally:
         tracemalloc.stop()
     assert caught.value.code == "TR-DOCUMENT-LONG"
+
+
+def test_a_huge_record_is_refused_by_name_before_its_tokens_are_read(tmp_path: Path) -> None:
+    sizes_R = np.array([5, 1 << 31, 7 + (1 << 31)])
+    ids_T = np.broadcast_to(np.uint16(0), int(sizes_R.sum()))  # no memory
+    found = FoundFiles((SetFile(tmp_path / "a.ds", (), {}),), ("web",), {"web": tmp_path}, ())
+    options = ImportOptions("datatrove", {}, SetOptions(), None, 9, None, PackConfig(8))
+    step = ImportFiles(options, found, TokenFacts(9, None, None, 0), tmp_path)
+    with pytest.raises(RefusedError, match="2,147,483,655 tokens") as caught:
+        step._check(0, RecordBatch(10, ids_T, sizes_R, np.zeros(3, np.int64)))
+    assert caught.value.code == "TR-DOCUMENT-LONG"
+    assert (caught.value.place or "").endswith("a.ds record 12")
+
+
+def test_an_end_behind_the_file_is_named(tmp_path: Path) -> None:
+    np.arange(10).astype("<u2").tofile(tmp_path / "a.ds")
+    np.array([3, 20, 10], "<u8").tofile(tmp_path / "a.ds.index")
+    with pytest.raises(DamageError, match="do not rise") as caught:
+        read_set("datatrove", tmp_path)
+    assert (caught.value.place or "").endswith("a.ds.index record 1")
 
 
 @pytest.mark.parametrize("name", ["set.bin", "set.idx"])
