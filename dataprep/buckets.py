@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .places import SPLITS
 
-__all__ = ["COUNTS", "PACKING_COUNTS", "Bucket", "BuildFolders"]
+__all__ = ["COUNTS", "PACKING_COUNTS", "Bucket", "BuildFolders", "bucket_bits"]
 
 COUNTS = (
     "documents",
@@ -27,6 +27,18 @@ documents that would fit one sample and lie in several (``pack.packing_counts``)
 
 PACKING_COUNTS = ("samples", "segments", "padding", "long_documents", "long_pieces", "fitting_cut")
 """Those of ``COUNTS`` that say what packing did."""
+
+_BUCKET_BYTES = 1 << 28
+_MAX_BUCKET_BITS = 12
+
+
+def bucket_bits(size_bytes: float) -> int:
+    """Bits that cut a source of ``size_bytes`` (of ids, or of text about to become some) into buckets of at most 256
+    MiB; 12 at most."""
+    bits = 0
+    while bits < _MAX_BUCKET_BITS and size_bytes > _BUCKET_BYTES << bits:
+        bits += 1
+    return bits
 
 
 @dataclass(frozen=True)

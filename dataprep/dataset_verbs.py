@@ -93,9 +93,10 @@ def import_tokens(output: Output, sources: tuple[str, ...], out: Path, workers: 
 
 def _packing_lines(sources: dict[str, dict[str, Any]]) -> list[str]:
     """A table of what packing did."""
-    heads = ("samples", "segments", "padding", "long_documents", "long_pieces", "fitting_cut")
+    from .buckets import PACKING_COUNTS
+
     width = max([len("source"), *map(len, sources)])
-    lines = ["  ".join([f"{'source':<{width}}", *(f"{head.replace('_', ' '):>14}" for head in heads)])]
+    lines = ["  ".join([f"{'source':<{width}}", *(f"{head.replace('_', ' '):>14}" for head in PACKING_COUNTS)])]
     for name, row in sources.items():
-        lines.append("  ".join([f"{name:<{width}}", *(f"{row['packing'][head]:>14,}" for head in heads)]))
+        lines.append("  ".join([f"{name:<{width}}", *(f"{row['packing'][head]:>14,}" for head in PACKING_COUNTS)]))
     return lines

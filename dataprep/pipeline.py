@@ -22,7 +22,7 @@ from loader.errors import ConfigError, JobError
 from loader.files import hash_file, make_folder, remove_stale_temporaries
 from loader.settings import to_plain
 
-from .buckets import Bucket, BuildFolders
+from .buckets import Bucket, BuildFolders, bucket_bits
 from .dedup.order_keys import order_field
 from .fates import Fates
 from .job import Job
@@ -68,8 +68,6 @@ _READERS = frozenset(
     {"quality", "contamination", "sign", "decide", "anchors", "grams", "index", "sample", "gauge", "tokenize"}
 )
 """Stages that read the raw input."""
-_BUCKET_BYTES = 1 << 28
-_MAX_BUCKET_BITS = 12
 _TOKEN_BYTES = 8  # bytes of text for each token, for sizing tasks only
 
 
@@ -350,9 +348,7 @@ def _buckets(job: Job) -> tuple[Bucket, ...]:
             size_bytes = text_bytes(job, source) * share
             if split == 0 and source in most:
                 size_bytes = min(size_bytes, most[source] * _TOKEN_BYTES)
-            bits = 0
-            while bits < _MAX_BUCKET_BITS and size_bytes > _BUCKET_BYTES << bits:
-                bits += 1
+            bits = bucket_bits(size_bytes)
             buckets += [Bucket(split, source, number, bits) for number in range(1 << bits)]
     return tuple(buckets)
 

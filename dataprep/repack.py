@@ -28,18 +28,17 @@ from loader.shards.default_mixture import DefaultMixture
 from loader.shards.layout import DOCUMENT_INDEX_DTYPE, token_dtype
 from loader.text.tokenizers import load_tokenizer
 
-from .buckets import PACKING_COUNTS
+from .buckets import PACKING_COUNTS, bucket_bits
 from .config import PackConfig, ShardsConfig
 from .mix_repack import repacked_mixture
 from .pack import PACKERS
 from .places import SPLITS
 from .repack_join import Joining, JoinShards, ShardRun
+from .run import package_version
 from .token_dataset import (
     TokenJob,
     WrittenSet,
-    bucket_bits,
     finished_set,
-    package_version,
     remove_work,
     run_token_job,
     write_roots,
@@ -103,19 +102,21 @@ def repack(path: Path, out: Path, options: RepackOptions, workers: int, output: 
 def _packing(dataset: Dataset, options: RepackOptions) -> tuple[PackConfig, ShardsConfig]:
     """The new pack and shards block: the Dataset's own where nothing else is asked for."""
     config = dataset.manifest.config
-    old = config.get("pack") if isinstance(config.get("pack"), Mapping) else {}
-    assert old is not None
+    old, sizes = _block(config, "pack"), _block(config, "shards")
     strategy = options.strategy or str(old.get("strategy", PackConfig.strategy))
     if strategy not in PACKERS:
         raise ConfigError("TR-CONFIG-NAME", f"no strategy {strategy!r}", "--strategy", ", ".join(PACKERS))
     window = options.window_documents or _count(old, "window_documents", PackConfig.window_documents)
-    sizes = config.get("shards") if isinstance(config.get("shards"), Mapping) else {}
-    assert sizes is not None
     size_bytes = options.shard_bytes or _count(sizes, "size_bytes", ShardsConfig.size_bytes)
     try:
         return PackConfig(options.seq_len, strategy, window), ShardsConfig(size_bytes)
     except ValueError as error:  # also of a manifest, whose configuration nobody checked
         raise ConfigError("TR-CONFIG-INVALID", str(error), str(dataset.path), "sizes that a build accepts") from None
+
+
+def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _count(block: Mapping[str, Any], key: str, default: int) -> int:

@@ -7,7 +7,6 @@ no work folder, and the Dataset appears by one rename.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -37,17 +36,13 @@ if TYPE_CHECKING:
 __all__ = [
     "TokenJob",
     "WrittenSet",
-    "bucket_bits",
     "finished_set",
-    "package_version",
     "remove_work",
     "run_token_job",
     "work_folder",
     "write_roots",
 ]
 
-_BUCKET_TOKEN_BYTES = 1 << 28
-_MAX_BUCKET_BITS = 12
 _OWN_NAME = re.compile(r"lock|(repack|import|pack|write)-[0-9a-f]{12}|\.tmp-.+")
 """What such jobs put into their work folders."""
 
@@ -96,14 +91,6 @@ class WrittenSet:
     records: tuple[ShardRecord, ...]
     counts: Mapping[str, Mapping[str, int]]
     folder: Path
-
-
-def bucket_bits(token_bytes: int) -> int:
-    """Bits that cut a source of ``token_bytes`` bytes of ids into buckets of at most 256 MiB."""
-    bits = 0
-    while bits < _MAX_BUCKET_BITS and token_bytes > _BUCKET_TOKEN_BYTES << bits:
-        bits += 1
-    return bits
 
 
 def finished_set(output: Path, kind: str, digest: str) -> bool:
@@ -253,14 +240,6 @@ def _read_written(job: TokenJob, folders: BuildFolders, buckets: tuple[Bucket, .
         for name in COUNTS:
             counts[bucket.source][name] += content["counts"][name]
     return WrittenSet(tuple(records), counts, folders.tokenised)
-
-
-def package_version() -> str:
-    """Version of the installed distribution, or of a clone."""
-    try:
-        return importlib.metadata.version("tokenreel")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+clone"
 
 
 def write_roots(folder: Path, roots: Mapping[str, str]) -> None:

@@ -23,18 +23,17 @@ from loader.shards.commit import DatasetInfo
 from loader.shards.dataset import open_dataset
 from loader.shards.layout import token_dtype
 from loader.shards.writer import check_source_name
-from loader.text.tokenizers import Tokenizer, load_tokenizer
+from loader.text.tokenizers import MODEL_FILES, Tokenizer, load_tokenizer
 
-from .buckets import PACKING_COUNTS
+from .buckets import PACKING_COUNTS, bucket_bits
 from .imports import IMPORTS
 from .imports.base import SetFile
+from .run import package_version
 from .stages import hash_inputs, read_json
 from .token_dataset import (
     TokenJob,
     WrittenSet,
-    bucket_bits,
     finished_set,
-    package_version,
     remove_work,
     run_token_job,
     write_roots,
@@ -194,11 +193,11 @@ def _describe(
     }
     extra = []
     if options.tokenizer is not None:
-        for path in sorted(options.tokenizer.iterdir()):
-            write_atomic(folder / "tokenizer" / path.name, path.read_bytes())
-            extra.append(f"tokenizer/{path.name}")
+        about = read_json(options.tokenizer / "tokenizer.json")
+        for name in sorted(("tokenizer.json", MODEL_FILES[about["kind"]])):  # whatever else lies there is no part of it
+            write_atomic(folder / "tokenizer" / name, (options.tokenizer / name).read_bytes())
+            extra.append(f"tokenizer/{name}")
         load_tokenizer(folder / "tokenizer")
-        about = read_json(folder / "tokenizer" / "tokenizer.json")
         del about["version"]
     from .report import dataset_page
 

@@ -15,11 +15,12 @@ import pytest
 from support.builds import Built, borrow_work, run, segments_of
 from support.corpora import Corpus, write_config
 
-from dataprep import account, pipeline, publish, tokenize, tokenizer_stage
+from dataprep import account, buckets, publish, tokenize, tokenizer_stage
 from dataprep.formats import read_options
 from dataprep.job import Job
 from dataprep.pipeline import Pipeline
 from dataprep.run import prepare
+from dataprep.token_facts import stored_dtype
 from loader.cli import main
 from loader.errors import DamageError, RefusedError
 from loader.shards.dataset import open_dataset
@@ -330,7 +331,7 @@ def test_many_buckets_hold_the_same_documents(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buckets are ranges of keys: more of them make other windows and shards of the very same documents."""
-    monkeypatch.setattr(pipeline, "_BUCKET_BYTES", 16_384)
+    monkeypatch.setattr(buckets, "_BUCKET_BYTES", 16_384)
     config = borrow_work(built, tmp_path)
     plan = run(capsys, "build", config, "--plan")
     tasks = {stage["stage"]: stage["tasks"] for stage in plan["stages"]}
@@ -362,7 +363,7 @@ def test_token_runs_do_not_show_in_the_documents(built: Built, tmp_path: Path, m
         step = tokenize.TokenizeDocuments(stages.job, stages.fates(), (sign, maker, out))
         list(step.run(None, 0, 4))
         table_D = np.load(out / "documents.00000.npy")
-        tokens_T = np.fromfile(out / "tokens.00000.bin", tokenize.stored_dtype(tokenizer))
+        tokens_T = np.fromfile(out / "tokens.00000.bin", stored_dtype(tokenizer.vocab_size, not tokenizer.lossless))
         assert int(table_D["num_tokens"].sum()) == len(tokens_T)
         order = list(zip(table_D["split"].tolist(), table_D["key"].tolist(), strict=True))
         assert order == sorted(order)
