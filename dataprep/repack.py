@@ -19,7 +19,7 @@ import numpy as np
 
 from loader.canonical import digest_of
 from loader.cli_options import Output
-from loader.errors import ConfigError, RefusedError
+from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import hash_file, write_atomic
 from loader.shards.access import read_npy, resolve
 from loader.shards.commit import DatasetInfo
@@ -209,6 +209,7 @@ def _shard_runs(dataset: Dataset) -> tuple[tuple[ShardRun, ...], dict[str, tuple
 def _describe(dataset: Dataset, job: TokenJob, written: WrittenSet, folder: Path) -> DatasetInfo:
     """Side files of the new Dataset, and its manifest."""
     manifest = dataset.manifest
+    _check_written(dataset, written)
     accounting = _accounting(manifest.accounting, written)
     config = {**manifest.config, "pack": vars(job.pack), "shards": vars(job.shards)}
     made = {"shards.npy", "documents.npy", "files.txt", "report.html"}
@@ -239,6 +240,25 @@ def _describe(dataset: Dataset, job: TokenJob, written: WrittenSet, folder: Path
         mixture=_mixture(dataset, job.pack.seq_len, written),
         extra_files=tuple(extra),
     )
+
+
+def _check_written(dataset: Dataset, written: WrittenSet) -> None:
+    """Documents and tokens in = documents and tokens out, whatever lay between.
+
+    Raises:
+        DamageError: ``TR-ACCOUNT-WRONG``: some are lost or there twice.
+    """
+    for source in dataset.manifest.sources:
+        out = written.counts[source.name]
+        if (out["documents"], out["tokens"]) != (source.num_documents, source.num_tokens):
+            raise DamageError(
+                "TR-ACCOUNT-WRONG",
+                f"source {source.name!r}: {source.num_documents:,} documents of {source.num_tokens:,} tokens were read,"
+                f" {out['documents']:,} of {out['tokens']:,} tokens written",
+                source.name,
+                "the same documents and tokens",
+                "remove the work folder and repack again; if it repeats, please report it",
+            )
 
 
 def _mixture(dataset: Dataset, seq_len: int, written: WrittenSet) -> DefaultMixture | None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from support.builds import Built, borrow_work, run, segments_of
 
+from dataprep import token_dataset
 from dataprep.run import prepare, run_build
 from loader.cli_options import Output
 from loader.errors import DamageError, RefusedError
@@ -250,6 +252,25 @@ def test_documents_across_shards_are_joined(tmp_path: Path) -> None:
     dataset = open_dataset(make_set(tmp_path / "data", shards, LOSSY))
     repack(dataset.path, tmp_path / "out", 12)
     assert streams(open_dataset(tmp_path / "out")) == streams(dataset)
+
+
+@pytest.mark.parametrize("name", ["documents", "tokens"])
+def test_what_is_lost_on_the_way_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    data = make_set(tmp_path / "data", SETS, LOSSY)
+    honest = token_dataset._read_written
+
+    def one_less(*arguments: Any) -> token_dataset.WrittenSet:
+        written = honest(*arguments)
+        return replace(written, counts={"web": {**written.counts["web"], name: written.counts["web"][name] - 1}})
+
+    monkeypatch.setattr(token_dataset, "_read_written", one_less)
+    with pytest.raises(DamageError, match="source 'web'") as caught:
+        repack(data, tmp_path / "out", 8)
+    assert caught.value.code == "TR-ACCOUNT-WRONG"
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(token_dataset, "_read_written", honest)
+    repack(data, tmp_path / "out", 8)
+    assert streams(open_dataset(tmp_path / "out")) == streams(open_dataset(data))
 
 
 @pytest.mark.parametrize(
