@@ -38,6 +38,7 @@ BATCH_BYTES = 8 << 20
 LONGEST_EXTRA = 256
 """Bytes of JSON from which on the value of an extra field counts as missing."""
 REJECT_DTYPE = np.dtype([("record", "<i8"), ("record_start", "<i8"), ("reason", "u1")])
+_MOST_SINGLE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -103,20 +104,33 @@ class RejectSink:
     summary: FileSummary | None = None
     num_rejected: int = 0
     _parts: list[NDArray[Any]] = field(default_factory=list)
+    _single: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, rows: NDArray[Any]) -> None:
         """Take over rows of ``REJECT_DTYPE``."""
         if len(rows):
+            self._join()
             self._parts.append(rows)
             self.num_rejected += len(rows)
 
     def add_one(self, record: int, record_start: int, reason: RejectReason) -> None:
         """Take one reject."""
-        self.add(np.array([(record, record_start, int(reason))], REJECT_DTYPE))
+        self._single.append((record, record_start, int(reason)))
+        self.num_rejected += 1
+        if len(self._single) == _MOST_SINGLE:
+            self._join()
+
+    def _join(self) -> None:
+        """Put the rejects that came one by one behind the others: as an array each they would take nine times the
+        memory."""
+        if self._single:
+            self._parts.append(np.array(self._single, REJECT_DTYPE))
+            self._single = []
 
     @property
     def rows(self) -> NDArray[Any]:
         """All rejects so far, in record order (``REJECT_DTYPE``)."""
+        self._join()
         return np.concatenate(self._parts) if self._parts else np.zeros(0, REJECT_DTYPE)
 
 

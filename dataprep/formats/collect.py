@@ -16,6 +16,7 @@ __all__ = ["SPARE_BYTES", "Collector", "is_wanted", "pack_texts"]
 
 SPARE_BYTES = 64
 """Readable bytes behind the text of a batch, which the kernels rely on."""
+_MOST_DOCUMENTS = 1 << 16
 
 
 def is_wanted(keep_R: NDArray[np.bool_] | None, record: int) -> bool:
@@ -53,8 +54,8 @@ class Collector:
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch is due."""
-        return self.size_bytes >= self._request.options.batch_bytes
+        """Whether a batch is due: a document of one byte costs some 200 until it is handed out."""
+        return self.size_bytes >= self._request.options.batch_bytes or len(self._texts) >= _MOST_DOCUMENTS
 
     def wants(self, record: int) -> bool:
         """Whether a record was asked for."""

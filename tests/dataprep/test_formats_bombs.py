@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from support.warc import warc_record
 
 from dataprep.dedup.config import IngestConfig
 from dataprep.documents import InputFile, RejectReason
-from dataprep.formats import ReadOptions, RejectSink, read_file, read_options
+from dataprep.formats import REJECT_DTYPE, ReadOptions, RejectSink, read_file, read_options
 from loader.errors import DamageError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -130,6 +131,26 @@ def test_a_record_batch_is_not_unpacked_to_more_than_the_ratio(tmp_path: Path, m
         assert pa.total_allocated_bytes() - before < 1 << 20
     texts, sink = read(path, "arrow", ReadOptions(max_expansion=1e6))
     assert (texts, sink.rows["reason"].tolist()) == (["b"], [RejectReason.TOO_LONG])
+
+
+def test_documents_of_a_byte_come_a_bounded_number_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\n\n" * 150_000 + b"\xff\n\n" * 70_000 + b"b\n\n")
+    sink = RejectSink()
+    inputs = InputFile("s", 0, str(tmp_path), "a.txt", format="text_paragraphs")
+    counts = [len(batch.text) for batch in read_file(inputs, 0, rejects=sink)]
+    assert max(counts) <= 1 << 16
+    assert sum(counts) == 150_001
+    assert sink.num_rejected == 70_000
+    assert sink.rows["record"].tolist() == list(range(150_000, 220_000))
+
+
+def test_rejects_one_by_one_and_many_at_once_keep_their_order() -> None:
+    sink = RejectSink()
+    for record in (0, 1, 5):
+        sink.add_one(record, 10 * record, RejectReason.UTF8)
+        sink.add(np.array([(record + 1, 0, int(RejectReason.EMPTY))], REJECT_DTYPE)[: record % 2])
+    assert sink.rows["record"].tolist() == [0, 1, 2, 5, 6]
+    assert sink.num_rejected == 5
 
 
 def test_rows_of_nothing_count_as_well(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_one_line_of_200_mb(tmp_path: Path, form: str) -> None:
     assert rise < 64 << 20
 
 
+@pytest.mark.parametrize(("text", "documents", "rejects"), [(b"a", 3_000_000, 0), (b"\xff", 0, 3_000_000)])
+def test_three_million_paragraphs_of_a_byte(tmp_path: Path, text: bytes, documents: int, rejects: int) -> None:
+    (tmp_path / "small.txt").write_bytes(b"a\n\n")
+    (tmp_path / "a.txt").write_bytes((text + b"\n\n") * 3_000_000)
+    found, bad, rise = measure(tmp_path, "a.txt", "text_paragraphs")
+    assert (found, bad) == (documents, rejects)
+    assert rise < 192 << 20, "17 bytes a reject, copied once"
+
+
 def write_parquet(path: Path, texts: list[str]) -> None:
     pq.write_table(pa.table({"text": texts}), path, compression="zstd", row_group_size=1 << 30)
 
