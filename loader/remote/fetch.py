@@ -156,7 +156,7 @@ class Fetcher:
 
     def _streamed(self, store: Store, file: RemoteFile, out: BinaryIO, advance: Callable[[int], None]) -> str:
         """The whole object in one answer, from its start again where that breaks: the server knows no ranges."""
-        written = 0
+        written = out.tell()  # what ranges brought before the server knew none, and was told of
 
         def attempt() -> str:
             nonlocal written

@@ -289,6 +289,24 @@ def test_a_server_without_ranges_is_asked_again_for_the_whole(tmp_path: Path) ->
     assert sum(steps) == len(LARGE), "progress counts what is there, not what came"
 
 
+def test_what_ranges_brought_is_not_counted_twice_where_the_server_knows_none_any_more(tmp_path: Path) -> None:
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "a.bin").write_bytes(LARGE)
+    steps: list[int] = []
+    with static_http(tmp_path / "www") as url, Fetcher(QUICK) as fetcher:
+        store = open_store(url, QUICK)
+        file = store.head("a.bin")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / ".part").write_bytes(LARGE[:200_000])
+        digest = xxhash.xxh3_128_hexdigest(LARGE[:200_000])
+        facts = {"size": file.size_bytes, "version": file.version, "bytes": 200_000, "digest": digest}
+        (tmp_path / "out" / ".part.json").write_text(json.dumps(facts))
+        fetcher.fetch(store, file, tmp_path / "out" / "a.bin", steps.append)
+    assert steps[0] == 200_000, "it went on from there"
+    assert sum(steps) == len(LARGE)
+    assert (tmp_path / "out" / "a.bin").read_bytes() == LARGE
+
+
 def test_a_server_without_ranges_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "www" / "a b").mkdir(parents=True)
     (tmp_path / "www" / "a b" / "é%20.bin").write_bytes(LARGE)
