@@ -72,7 +72,8 @@ def read_paragraphs_again(path: Path, places: Sequence[RecordPlace], text_field:
             base = place.record_start
             searched = 0
             while END.search(buffer, searched) is None and (chunk := stream.read(_CHUNK_BYTES)):
-                searched = max(0, buffer.rfind(b"\n"))
+                last = buffer.rfind(b"\n", searched)
+                searched = last if last >= 0 else len(buffer)  # a line of a gigabyte is searched once
                 buffer += chunk
                 if len(buffer) > _LONGEST:
                     raise ValueError(f"no end within {_LONGEST} bytes")
