@@ -75,9 +75,10 @@ class Frames:
         batch = message.table(2)
         if kind == _DICTIONARY and batch is not None:
             batch = batch.table(1)
-        is_batch = kind in (_DICTIONARY, _RECORD_BATCH) and batch is not None
-        packed = is_batch and batch is not None and batch.table(3) is not None
-        self._buffers_B2 = batch.pairs(2) if packed and batch is not None else np.zeros((0, 2), np.int64)
+        if batch is None or kind not in (_DICTIONARY, _RECORD_BATCH) or batch.table(3) is None:
+            self._buffers_B2 = np.zeros((0, 2), np.int64)
+        else:
+            self._buffers_B2 = batch.pairs(2)
         self._next = self._body if body_bytes > 0 else self._prefix
 
     def _body(self, data: Any) -> None:
