@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..documents import RejectReason
 from .base import LONGEST_EXTRA, FileSummary, RawBatch, ReadRequest, RejectSink
 
-__all__ = ["SPARE_BYTES", "Collector", "is_wanted", "pack_texts"]
+__all__ = ["SPARE_BYTES", "Collector", "is_utf8", "is_wanted"]
 
 SPARE_BYTES = 64
 """Readable bytes behind the text of a batch, which the kernels rely on."""
@@ -24,7 +24,7 @@ def is_wanted(keep_R: NDArray[np.bool_] | None, record: int) -> bool:
     return keep_R is None or (record < len(keep_R) and bool(keep_R[record]))
 
 
-def pack_texts(texts: list[bytes]) -> pa.LargeStringArray:
+def _pack_texts(texts: list[bytes]) -> pa.LargeStringArray:
     """Valid UTF-8 texts as Arrow text with spare bytes."""
     offset_N = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offset_N[1:])
@@ -73,7 +73,7 @@ class Collector:
             return
         if len(text) > self._limit:
             self.reject(record, record_start, RejectReason.TOO_LONG)
-        elif not _is_utf8(text):
+        elif not is_utf8(text):
             self.reject(record, record_start, RejectReason.UTF8)
         elif not text or text.isspace():  # of ASCII: bytes know no other white space
             self.reject(record, record_start, RejectReason.EMPTY)
@@ -91,7 +91,7 @@ class Collector:
             return None
         place_N2 = np.array(self._places, np.int64)
         extra_N = tuple(self._extras) if self._request.options.extra_field else None
-        batch = RawBatch(pack_texts(self._texts), place_N2[:, 0].copy(), place_N2[:, 1].copy(), extra_N)
+        batch = RawBatch(_pack_texts(self._texts), place_N2[:, 0].copy(), place_N2[:, 1].copy(), extra_N)
         record, start = self._places[-1]
         self.last_good = f"last good record {record} at byte {start}"
         self.num_documents += len(self._texts)
@@ -105,7 +105,8 @@ class Collector:
         )
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
+    """Whether ``text`` is valid UTF-8."""
     if text.isascii():
         return True
     try:

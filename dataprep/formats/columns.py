@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..documents import RejectReason
 from .base import LONGEST_EXTRA, REJECT_DTYPE, RawBatch, ReadRequest, RejectSink
-from .collect import SPARE_BYTES
+from .collect import SPARE_BYTES, is_utf8
 from .decompress import BombGuard
 
 __all__ = ["ColumnReader", "json_of"]
@@ -171,7 +171,7 @@ def _judge(column: pa.Array, limit: int) -> tuple[pa.LargeBinaryArray, NDArray[n
     size_N = np.diff(_offsets(data))
     if not _is_utf8(data):
         for place in range(len(data)):
-            reason_N[place] = 0 if _decodes(data[place].as_py()) else int(RejectReason.UTF8)
+            reason_N[place] = 0 if is_utf8(data[place].as_py() or b"") else int(RejectReason.UTF8)
     for place in _maybe_blank(data, size_N):
         if not (data[int(place)].as_py() or b"").strip():
             reason_N[place] = int(RejectReason.EMPTY)
@@ -196,14 +196,6 @@ def _is_utf8(data: pa.LargeBinaryArray) -> bool:
             pa.large_string(), len(data), [bitmap, offsets, values], data.null_count, data.offset
         ).validate(full=True)
     except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _decodes(value: bytes | None) -> bool:
-    try:
-        (value or b"").decode("utf-8", "strict")
-    except UnicodeDecodeError:
         return False
     return True
 
