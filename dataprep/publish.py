@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from loader.canonical import digest_of
 from loader.errors import RefusedError
 from loader.files import (
-    TEMPORARY_PREFIX,
     fsync_folder,
     make_folder,
     remove_all_temporaries,
@@ -219,7 +218,7 @@ def publish_index(pipeline: Pipeline, output: Path) -> Path | None:
                 "choose another output, or move the old Index away",
             )
         return place
-    staging = pipeline.work / f"{TEMPORARY_PREFIX}{os.getpid()}-index"
+    staging = temporary_path(pipeline.work / "index")
     shutil.rmtree(staging, ignore_errors=True)
     _link_folder(made, staging)
     _move(staging, place)
