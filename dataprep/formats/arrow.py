@@ -19,8 +19,8 @@ from loader.text.parquet_records import column_error, is_text_type
 
 from .base import FileSummary, RawBatch, ReadOptions, ReadRequest, RejectSink
 from .columns import ColumnReader
-from .decompress import BombGuard, ByteStream
-from .parquet import damage, missing
+from .decompress import BombGuard, ByteStream, missing
+from .parquet import damage
 
 __all__ = ["Expansion", "is_damage", "read_arrow"]
 

@@ -21,7 +21,7 @@ from loader.text.decompress import COMPRESSIONS, is_decoder_error, is_system_err
 from .base import ReadOptions
 from .first_bytes import check_first_bytes
 
-__all__ = ["COMPRESSIONS", "BombGuard", "ByteStream", "unreadable"]
+__all__ = ["COMPRESSIONS", "BombGuard", "ByteStream", "missing", "unreadable"]
 
 _JUDGED_FROM = 64 << 20
 _WINDOW_WORDS = "requires too much memory"
@@ -31,6 +31,13 @@ def unreadable(path: Path, error: OSError) -> JobError:
     """The error for a file that the system does not give: says nothing about what is in it."""
     message = f"cannot read an input file: {error.strerror or error}"
     return JobError("TR-INPUT-UNREADABLE", message, str(path), "a file that can be read", "the same command again")
+
+
+def missing(path: Path, error: OSError) -> ConfigError:
+    """The error for a file that cannot be opened."""
+    return ConfigError(
+        "TR-INPUT-MISSING", f"the input cannot be opened: {error.strerror or error}", str(path), "a readable file"
+    )
 
 
 class BombGuard:
@@ -94,12 +101,7 @@ class ByteStream:
         except OSError as error:
             if error.errno == errno.EIO:
                 raise unreadable(path, error) from error
-            raise ConfigError(
-                "TR-INPUT-MISSING",
-                f"the input cannot be opened: {error.strerror or error}",
-                str(path),
-                "a readable file",
-            ) from error
+            raise missing(path, error) from error
 
     def __enter__(self) -> ByteStream:
         return self

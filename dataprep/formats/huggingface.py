@@ -41,8 +41,8 @@ from .arrow import Expansion, is_damage, read_arrow
 from .base import RawBatch, ReadRequest, RejectSink
 from .collect import Collector
 from .columns import json_of
-from .decompress import BombGuard, ByteStream
-from .parquet import damage, missing, read_parquet
+from .decompress import BombGuard, ByteStream, missing
+from .parquet import damage, read_parquet
 
 __all__ = ["read_huggingface"]
 

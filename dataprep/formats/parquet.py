@@ -13,26 +13,19 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import xxhash
 
-from loader.errors import ConfigError, DamageError, TokenreelError
+from loader.errors import DamageError, TokenreelError
 from loader.text.decompress import is_system_error
 from loader.text.parquet_records import column_chunks, column_error, group_rows, is_text_type, open_parquet, read_group
 
 from .base import FileSummary, RawBatch, ReadRequest, RejectSink
 from .columns import ColumnReader
-from .decompress import BombGuard, unreadable
+from .decompress import BombGuard, missing, unreadable
 from .first_bytes import first_bytes_kind
 
-__all__ = ["damage", "missing", "read_parquet"]
+__all__ = ["damage", "read_parquet"]
 
 _TAIL_BYTES = 8
 _CHUNK_BYTES = 1 << 20
-
-
-def missing(path: Path, error: OSError) -> ConfigError:
-    """The error for a file that cannot be opened."""
-    return ConfigError(
-        "TR-INPUT-MISSING", f"the input cannot be opened: {error.strerror or error}", str(path), "a readable file"
-    )
 
 
 def damage(path: Path, where: str, error: object) -> TokenreelError:
