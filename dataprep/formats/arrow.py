@@ -15,10 +15,10 @@ import xxhash
 from loader.errors import DamageError
 from loader.text.arrow_records import ArrowSource, open_schema, valid_column
 from loader.text.decompress import COMPRESSIONS, is_decoder_error
-from loader.text.parquet_records import column_error, is_text_type
+from loader.text.parquet_records import is_text_type
 
-from .base import FileSummary, RawBatch, ReadOptions, ReadRequest, RejectSink
-from .columns import ColumnReader
+from .base import RawBatch, ReadOptions, ReadRequest, RejectSink
+from .columns import ColumnReader, wanted_columns
 from .decompress import BombGuard, ByteStream, missing
 from .parquet import damage
 
@@ -45,26 +45,16 @@ def read_arrow(path: Path, request: ReadRequest, rejects: RejectSink) -> Iterato
         if not is_damage(error):
             raise
         raise damage(path, "its schema", error) from error
-    if names.count(request.text_field) != 1:
-        raise column_error(path, request.text_field, names)
-    extra = request.options.extra_field
-    wanted = {names.index(request.text_field)} | ({names.index(extra)} if extra and names.count(extra) == 1 else set())
+    wanted = sorted(names.index(name) for name in wanted_columns(path, names, request))
     seen = _Seen()
     check = Expansion(path, request.options).check
-    source = ArrowSource(path, sorted(wanted), stream=_Whole(path, request.options), seen=seen.add, check=check)
+    source = ArrowSource(path, wanted, stream=_Whole(path, request.options), seen=seen.add, check=check)
     try:
         reader = ColumnReader(request, rejects, BombGuard(path, size_bytes, request.options))
         yield from _read_batches(path, source, reader)
     finally:
         source.close()
-    rejects.summary = FileSummary(
-        num_records=reader.record,
-        num_blank=0,
-        num_documents=reader.num_documents,
-        num_rejected=rejects.num_rejected,
-        stream_bytes=seen.size,
-        stream_hash=seen.digest.hexdigest(),
-    )
+    reader.finish((seen.size, seen.digest.hexdigest()))
 
 
 def is_damage(error: Exception) -> bool:

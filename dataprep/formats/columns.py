@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from loader.text.parquet_records import column_error
+
 from ..documents import RejectReason
-from .base import LONGEST_EXTRA, REJECT_DTYPE, RawBatch, ReadRequest, RejectSink
+from .base import LONGEST_EXTRA, REJECT_DTYPE, FileSummary, RawBatch, ReadRequest, RejectSink
 from .collect import SPARE_BYTES, is_utf8
 from .decompress import BombGuard
 
-__all__ = ["ColumnReader", "json_of"]
+__all__ = ["ColumnReader", "json_of", "wanted_columns"]
 
 _MOST_VALUES = 1 << 16
 _ROW_BYTES = 8
+
+
+def wanted_columns(path: Path, names: list[str], request: ReadRequest) -> list[str]:
+    """The columns to read of those in ``names``: the text, and the extra field where there is one of that name.
+
+    Raises:
+        ConfigError: the text's column is not there, or there twice.
+    """
+    if names.count(request.text_field) != 1:
+        raise column_error(path, request.text_field, names)
+    extra = request.options.extra_field
+    return [request.text_field] + ([extra] if extra and extra != request.text_field and names.count(extra) == 1 else [])
 
 
 @dataclass
@@ -91,6 +106,10 @@ class ColumnReader:
             reason_N = np.full(count, int(RejectReason.TEXT_TYPE), np.uint8)
             self._reject(self._wanted(count), reason_N, record_start)
             self.record += count
+
+    def finish(self, stream: tuple[int, str]) -> None:
+        """Leave the summary; ``stream``: size and hash of what was read."""
+        self.rejects.summary = FileSummary(self.record, 0, self.num_documents, self.rejects.num_rejected, *stream)
 
     def _wanted(self, count: int) -> NDArray[np.bool_]:
         keep_R = self.request.keep_R

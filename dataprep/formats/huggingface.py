@@ -29,7 +29,6 @@ from loader.text.extras import need_extra
 from loader.text.huggingface_records import huggingface_kind
 from loader.text.parquet_records import (
     column_chunks,
-    column_error,
     group_rows,
     is_text_type,
     open_parquet,
@@ -40,7 +39,7 @@ from ..documents import RejectReason
 from .arrow import Expansion, is_damage, read_arrow
 from .base import RawBatch, ReadRequest, RejectSink
 from .collect import Collector
-from .columns import json_of
+from .columns import json_of, wanted_columns
 from .decompress import BombGuard, ByteStream, missing
 from .parquet import damage, read_parquet
 
@@ -84,9 +83,8 @@ def read_huggingface(path: Path, request: ReadRequest, rejects: RejectSink) -> I
 
 def _read_rows(path: Path, kind: str, job: tuple[ReadRequest, _Shape], rows: _Rows) -> Iterator[RawBatch]:
     """Batches of rows as datatrove hands them on, up to where ``datasets`` gives up."""
-    request, shape = job
     with tempfile.TemporaryDirectory() as cache:
-        documents = _documents(path, kind, (request, shape), rows.adapter, cache)
+        documents = _documents(path, kind, job, rows.adapter, cache)
         while True:
             try:
                 with _offline():
@@ -210,11 +208,8 @@ def _group_sizes(path: Path, file: Any, request: ReadRequest) -> tuple[int, int]
 
 
 def _columns(path: Path, schema: pa.Schema, request: ReadRequest) -> tuple[bool, bool]:
-    if schema.names.count(request.text_field) != 1:
-        raise column_error(path, request.text_field, schema.names)
-    extra = request.options.extra_field
-    has_extra = bool(extra) and extra != request.text_field and schema.names.count(extra) == 1
-    return is_text_type(schema.field(request.text_field).type), has_extra
+    text_field, *extra = wanted_columns(path, schema.names, request)
+    return is_text_type(schema.field(text_field).type), bool(extra)
 
 
 def _arrow_shape(path: Path, request: ReadRequest) -> _Shape:

@@ -15,10 +15,10 @@ import xxhash
 
 from loader.errors import DamageError, TokenreelError
 from loader.text.decompress import is_system_error
-from loader.text.parquet_records import column_chunks, column_error, group_rows, is_text_type, open_parquet, read_group
+from loader.text.parquet_records import column_chunks, group_rows, is_text_type, open_parquet, read_group
 
-from .base import FileSummary, RawBatch, ReadRequest, RejectSink
-from .columns import ColumnReader
+from .base import RawBatch, ReadRequest, RejectSink
+from .columns import ColumnReader, wanted_columns
 from .decompress import BombGuard, missing, unreadable
 from .first_bytes import first_bytes_kind
 
@@ -106,19 +106,11 @@ def read_parquet(path: Path, request: ReadRequest, rejects: RejectSink) -> Itera
             yield from _read_groups(path, (file, rows), source, request, rejects)
 
 
-def _columns(path: Path, names: list[str], request: ReadRequest) -> list[str]:
-    """The columns to read: the text, and the extra field where there is one of that name."""
-    if names.count(request.text_field) != 1:
-        raise column_error(path, request.text_field, names)
-    extra = request.options.extra_field
-    return [request.text_field] + ([extra] if extra and extra != request.text_field and names.count(extra) == 1 else [])
-
-
 def _read_groups(
     path: Path, opened: tuple[Any, list[int]], source: _Bytes, request: ReadRequest, rejects: RejectSink
 ) -> Iterator[RawBatch]:
     file, rows = opened
-    columns = _columns(path, file.schema_arrow.names, request)
+    columns = wanted_columns(path, file.schema_arrow.names, request)
     is_text = is_text_type(file.schema_arrow.field(request.text_field).type)
     reader = ColumnReader(request, rejects, BombGuard(path, source.size, request.options))
     for group, count in enumerate(rows):
@@ -140,11 +132,4 @@ def _read_groups(
         source.add_footer()
     except ValueError as error:
         raise damage(path, "its footer", error) from error
-    rejects.summary = FileSummary(
-        num_records=reader.record,
-        num_blank=0,
-        num_documents=reader.num_documents,
-        num_rejected=rejects.num_rejected,
-        stream_bytes=source.size,
-        stream_hash=source.digest.hexdigest(),
-    )
+    reader.finish((source.size, source.digest.hexdigest()))
