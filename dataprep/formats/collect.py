@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..documents import RejectReason
-from .base import LONGEST_EXTRA, FileSummary, RawBatch, ReadRequest, RejectSink
+from .base import FileSummary, RawBatch, ReadRequest, RejectSink
 
 __all__ = ["SPARE_BYTES", "Collector", "is_utf8", "is_wanted"]
 
@@ -68,7 +68,7 @@ class Collector:
 
     def add(self, record: int, record_start: int, text: bytes, extra: bytes = b"") -> None:
         """Take a record by its bytes: too long, no UTF-8 and nothing but ASCII white space are rejects; ``extra``: JSON
-        of the extra field."""
+        of the extra field, by ``json_of``."""
         if not self.wants(record):
             return
         if len(text) > self._limit:
@@ -80,7 +80,7 @@ class Collector:
         else:
             self._texts.append(text)
             self._places.append((record, record_start))
-            self._extras.append(extra if len(extra) <= LONGEST_EXTRA else b"")
+            self._extras.append(extra)
             self.size_bytes += len(text)
 
     def batch(self, before: int | None = None) -> RawBatch | None:

@@ -7,7 +7,6 @@ bounded by the line limit: a longer payload is rejected unread, whatever HTTP co
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from loader.text.warc_records import WarcRecord, read_content, warc_records
 from ..documents import RejectReason
 from .base import RawBatch, ReadRequest, RejectSink
 from .collect import Collector
+from .columns import json_of
 from .decompress import ByteStream
 from .parquet import damage
 
@@ -97,7 +97,7 @@ def _add(found: WarcRecord, number: int, collector: Collector, request: ReadRequ
         collector.reject(number, start, RejectReason.UTF8)
     else:
         extra = page.get(request.options.extra_field or "") if page is not None else None
-        collector.add(number, start, text, json.dumps(extra).encode() if isinstance(extra, str) else b"")
+        collector.add(number, start, text, json_of(extra))
     return True
 
 
