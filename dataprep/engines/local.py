@@ -4,7 +4,7 @@ datatrove's own local executor hangs when a working process is killed. Here ever
 forked from a
 fork server that has imported everything already (tens of milliseconds each), and its sentinel tells of any death:
 
-* exit 0: the completion marker must be there;
+* exit 0: the completion marker must be there, or the stage is not closed;
 * exit 65: the task raised; its error was recorded and is not tried again, because it would raise again;
 * anything else (a signal, a dead fork server): tried again up to ``retries`` times, then reported with the signal's
 name.
@@ -301,14 +301,11 @@ class LocalEngine:
         code = live.process.exitcode
         live.process.close()
         state.look(live)
-        if code == 0:
-            for rank in () if state.failed else live.ranks:
-                state.done(rank)
-        elif code == _RECORDED and live.ranks:
+        if code == _RECORDED and live.ranks:
             state.failed[live.ranks[0]] = ""
             with suppress(EOFError, OSError, ValueError):
                 state.told[live.ranks[0]] = json.loads(live.answers.recv_bytes())
-        elif live.ranks:  # a process that was killed after its last marker has done its work
+        elif code != 0 and live.ranks:  # a process that was killed after its last marker has done its work
             self._again(state, live.ranks, _cause(code))
         live.answers.close()
         if state.failed:

@@ -59,6 +59,13 @@ class TestEngine:
         with pytest.raises(JobError, match="rank 0: its process ended with code 77"):
             run_stage(stage, make_engine(name, EngineOptions(workers=1, retries=0)))
 
+    def test_process_that_ends_well_without_its_marker_has_done_nothing(self, name: str, tmp_path: Path) -> None:
+        stage, done = make_stage(tmp_path, (0, "leave")), []
+        with pytest.raises(JobError, match=r"1 of 4 tasks incomplete: \[0\]") as caught:
+            run_stage(stage, make_engine(name, EngineOptions(workers=1)), done.append)
+        assert caught.value.code == "TR-STAGE-INCOMPLETE"
+        assert sorted(done) == [1, 2, 3]
+
     def test_error_keeps_its_code_and_is_not_retried(self, name: str, tmp_path: Path) -> None:
         stage = make_stage(tmp_path, (2, "damage"))
         with pytest.raises(DamageError, match="stage work, rank 2: a broken record") as caught:

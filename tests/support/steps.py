@@ -40,6 +40,8 @@ class Work(PipelineStep):
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "exit":
             os._exit(77)
+        if kind == "leave":
+            os._exit(0)
         if kind == "damage":
             raise DamageError("TR-TEST-DAMAGED", "a broken record", "file.jsonl", "a whole one", "look")
         if kind == "full":
