@@ -2,8 +2,8 @@
 
 ``object.json`` beside ``data`` is written last and says what was fetched: URL, size, version (ETag), hash, time of
 change. An object is taken from the mirror as long as the store lists the same size and version and the file lies there
-as it was left; otherwise it is fetched, and what other versions of it left goes away. Everything downstream reads
-plain local files, so formats and stages know nothing of stores.
+as it was left; otherwise (and always where the store tells no version) it is fetched, and what other versions of it
+left goes away. Everything downstream reads plain local files, so formats and stages know nothing of stores.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ def _read_note(remote: RemoteInput) -> HashNote | None:
     except (DamageError, OSError):
         return None
     found = (status.st_size, status.st_mtime_ns)
-    same = note.get("version") == remote.file.version and note.get("size_bytes") == remote.file.size_bytes
+    same = (
+        bool(remote.file.version)
+        and note.get("version") == remote.file.version
+        and note.get("size_bytes") == remote.file.size_bytes
+    )
     if not same or found != (note.get("size_bytes"), note.get("mtime_ns")) or not isinstance(note.get("digest"), str):
         return None
     return status.st_size, status.st_mtime_ns, str(note["digest"])

@@ -183,7 +183,11 @@ def _resume(file: RemoteFile, out: BinaryIO, note: Path) -> tuple[xxhash.xxh3_12
     to it and stands at its end."""
     hasher, done = xxhash.xxh3_128(), 0
     wanted = _read_note(note)
-    if wanted is not None and (wanted.get("size"), wanted.get("version")) == (file.size_bytes, file.version):
+    if (
+        wanted is not None
+        and file.version
+        and (wanted.get("size"), wanted.get("version")) == (file.size_bytes, file.version)
+    ):
         left = int(wanted["bytes"])
         while left > 0 and (data := out.read(min(left, _HASH_BYTES))):
             hasher.update(data)

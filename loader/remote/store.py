@@ -45,7 +45,8 @@ class RemoteFile:
     Attributes:
         path: below the store's URL, with ``/``.
         size_bytes: its size.
-        version: its ETag, or what the store has in place of one (time of change); two contents never share one.
+        version: its ETag, or what the store has in place of one (time of change); "" where it has nothing, and nobody
+            can tell whether what was fetched once is what is there now.
     """
 
     path: str
@@ -209,7 +210,8 @@ class _ObjectStore:
 
 
 def _version(meta: Mapping[str, Any]) -> str:
-    return str(meta.get("e_tag") or meta.get("last_modified") or "")
+    changed = meta.get("last_modified")  # obstore says 1970 where the server says nothing
+    return str(meta.get("e_tag") or (changed if changed and changed.timestamp() else ""))
 
 
 def _profile_credentials() -> dict[str, Any]:
