@@ -6,6 +6,7 @@ tokenizer makes of the tokens, and the segments count no bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,18 @@ class TokenTexts:
         if not pieces:
             place = f"{self._dataset.path}: {entry.path} record {record}"
             raise DamageError("TR-TEXT-RECORD", "the Dataset holds no such record", place)
-        known = self._tokenizer.vocab_size  # a padded vocabulary has ids that no tokenizer knows
-        ids = [token for _, tokens in sorted(pieces) for token in tokens if token < known]
-        return self._tokenizer.decode_bytes(ids).decode("utf-8", "replace")
+        ids: list[int] = []
+        for start, tokens in sorted(pieces):
+            if start != len(ids):
+                place = f"{self._dataset.path}: {entry.path} record {record}"
+                raise DamageError("TR-TEXT-RECORD", f"no tokens {len(ids)} to {start} of the document", place)
+            ids += tokens
+        return self._decoded(ids)
+
+    def _decoded(self, ids: list[int]) -> str:
+        """The text of ids; one that no tokenizer knows (of a padded vocabulary) shows as U+FFFD."""
+        known, data = self._tokenizer.vocab_size, b""
+        for inside, run in itertools.groupby(ids, lambda token: token < known):
+            run_ids = list(run)
+            data += self._tokenizer.decode_bytes(run_ids) if inside else "\ufffd".encode() * len(run_ids)
+        return data.decode("utf-8", "replace")

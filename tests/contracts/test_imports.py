@@ -16,6 +16,7 @@ import pytest
 from support.builds import run
 from support.corpora import make_corpus, write_config
 from support.megatron import megatron_reader
+from support.tokenizer_models import small_model, small_policy
 
 from dataprep.imports import IMPORTS
 from dataprep.imports.base import SetOptions
@@ -29,7 +30,7 @@ from loader.shards.verify import verify_dataset
 from loader.stream.store import StoreOptions, look_into_dataset
 from loader.text.records import RecordPlace
 from loader.text.roots import TextSource
-from loader.text.tokenizers import load_tokenizer
+from loader.text.tokenizers import load_tokenizer, write_tokenizer
 
 Records = list[list[int]]
 VOCABULARY = 300
@@ -292,6 +293,19 @@ def test_a_lossless_tokenizer_gives_bytes(tmp_path: Path, capsys: pytest.Capture
         for one in (dataset, there):  # by ranges nothing is fetched but the tokenizer, which must lie on a disk
             looked_up = TextSource(one, {}).texts(0, [RecordPlace(0, record) for record in range(len(texts))])
             assert [looked_up[RecordPlace(0, record)] for record in range(len(texts))] == texts
+
+
+def test_an_id_that_no_tokenizer_knows_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A padded vocabulary: what the text look-up cannot decode is not passed over."""
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", "tiktoken", small_model("tiktoken"), small_policy("tiktoken"))
+    known = tokenizer.encode("one")[0].tolist()
+    write_megatron(tmp_path / "in/set", [[*known, tokenizer.vocab_size + 3, *known]], "int32")
+    run(
+        capsys, "import", f"web={tmp_path}/in", "--format", "megatron", "--seq-len", "8", "--tokenizer",
+        tmp_path / "tokenizer", "--vocab-size", str(tokenizer.vocab_size + 64), "--output", tmp_path / "out",
+    )  # fmt: skip
+    place = RecordPlace(0, 0)
+    assert TextSource(open_dataset(tmp_path / "out"), {}).texts(0, [place]) == {place: "one\ufffdone"}
 
 
 # Damage: (format, what is done to the set, words of the error).
