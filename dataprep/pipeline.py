@@ -56,7 +56,7 @@ STAGES: Mapping[str, int] = {
     "sample": 2,
     "tokenizer": 3,
     "gauge": 1,
-    "thin": 1,
+    "thin": 2,
     "tokenize": 3,
     "mix": 4,
     "pack": 1,

@@ -30,11 +30,13 @@ from .stages import check_unchanged
 from .thin import Candidate, cover_count, mix_keys, signed_sizes
 from .token_facts import facts_of_tokenizer
 
-__all__ = ["GAUGE_DTYPE", "GaugeDocuments", "ThinDocuments"]
+__all__ = ["GAUGE_DTYPE", "MOST_TOKENS_A_BYTE", "GaugeDocuments", "ThinDocuments"]
 
 GAUGE_DTYPE = np.dtype([("num_bytes", "<i8"), ("num_tokens", "<i8")])
 """A document of the sample: its text in UTF-8, nothing cut, and its tokens with BOS and EOS."""
-_MOST_TOKENS_A_BYTE = 4
+MOST_TOKENS_A_BYTE = 12
+"""A lossless tokenizer has at most one token a byte; normalising can make eleven bytes of one (U+FDFA under NFKC), each
+of which may become a token, and a dummy prefix one more."""
 
 
 class _Thinning(PipelineStep):  # type: ignore[misc]
@@ -124,5 +126,5 @@ class ThinDocuments(_Thinning):
         return {
             "limit": f"{int(key_D[count - 1]):016x}",
             "missing_tokens": beyond * ratio[0] // ratio[1],
-            "most_missing_tokens": _MOST_TOKENS_A_BYTE * (beyond + 2 * (len(size_D) - count)),
+            "most_missing_tokens": MOST_TOKENS_A_BYTE * (beyond + 2 * (len(size_D) - count)),
         }

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support.tokenizer_models import small_tokenizer
 
 from dataprep import mix_plan
 from dataprep.mix import keep_cover, keep_prefix, mix_table, realised, stages_table
 from dataprep.mix_config import MixConfig, MixStageConfig
 from dataprep.mix_plan import SHARE_BITS, MixPlan, largest_remainder, most_tokens, plan_mix
+from dataprep.thin_stage import MOST_TOKENS_A_BYTE
 from loader.errors import JobError, RefusedError
+from loader.text.tokenizers import TOKENIZERS
 
 TOKENS = {"web": 9000, "code": 1000, "books": 500}
 LARGE = {source: 1000 * tokens for source, tokens in TOKENS.items()}
@@ -333,3 +336,13 @@ def test_many_stages_of_many_sources_have_one_denominator() -> None:
     assert (
         max(len(str(mix_plan._asked(dict.fromkeys(names, 1), MixConfig(stages=stages)).mean(n))) for n in names) < 200
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "lossless"),
+    [(kind, lossless) for kind in TOKENIZERS for lossless in (True, False) if lossless or kind != "tiktoken"],
+)
+@pytest.mark.parametrize("text", ["\ufdfa", "\ufdfa" * 100, "\x00" * 100, "\u0390" * 100, " ", "e\u0301" * 50])
+def test_no_text_has_more_tokens_than_thinning_counts_with(kind: str, lossless: bool, text: str) -> None:
+    """U+FDFA is what normalising makes longest: eleven bytes of one."""
+    assert len(small_tokenizer(kind, lossless).encode(text)[0]) <= MOST_TOKENS_A_BYTE * len(text.encode())
