@@ -167,7 +167,7 @@ def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path
         pid, _, wanted = path.name[len(TEMPORARY_PREFIX) :].partition("-")
         if name is not None and wanted != name:
             continue
-        if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+        if pid.isdecimal() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
