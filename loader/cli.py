@@ -31,22 +31,28 @@ VERBS: dict[str, tuple[str, str]] = {
     "build": ("dataprep.cli:build", "Raw documents to a dataset of packed token shards."),
     "repack": ("dataprep.dataset_verbs:repack", "Another sequence length, without tokenising again."),
     "import": ("dataprep.dataset_verbs:import_tokens", "Token sets of MDS, Megatron or datatrove as a dataset."),
+    "plan": ("train.plan.cli:plan", "What a configuration would take: tokens, memory, hours, price; writes nothing."),
     "train": ("train.cli:train", "Train, watch for spikes, roll back, cut, go on; resumes by itself."),
     "inspect": ("loader.dataset_cli:inspect", "Digests, counts and shares of a dataset."),
     "verify": ("loader.dataset_cli:verify", "Every checksum and invariant, and files that nothing names."),
     "locate": ("loader.run_cli:locate", "Which documents did this step see; which steps see this document."),
     "skip": ("loader.run_cli:skip", "Cut steps, positions, samples or documents from a run's future."),
     "replay": ("train.cli:replay", "The identical batches again: text, loss and gradient norm of each segment."),
+    "evaluate": ("train.evaluate.cli:evaluate", "Held-out loss and benchmark tasks of a checkpoint."),
     "rollback": ("train.cli:rollback", "Move a run back to a checkpoint; its history is kept."),
     "remap": ("loader.remap_cli:remap", "Go on with other data where those of a run truly changed."),
     "history": ("loader.run_cli:history", "Branches, spikes, cuts and resumes of a run as a timeline."),
     "report": ("loader.report_cli:report", "One self-contained HTML page about a dataset or a run."),
-    "export": ("loader.interop_cli:export", "A dataset as MDS, Megatron, datatrove or Parquet files."),
+    "export": (
+        "loader.interop_cli:export",
+        "A dataset as MDS, Megatron, datatrove or Parquet files; a run's model for transformers.",
+    ),
     "diff": (
         "loader.interop_cli:diff",
         "What differs between two datasets or two runs; exits with 1 if anything does.",
     ),
     "schema": ("loader.interop_cli:schema", "JSON Schema of configurations, and the layout of every table."),
+    "doctor": ("loader.doctor.cli:doctor", "What is missing on this machine, or for a configuration at hand."),
 }
 _PACKAGES = ("loader", "dataprep", "train")
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .cli_options import Output, output_options
 from .errors import ConfigError, DamageError
+from .path_kind import path_kind
 from .remote.store import is_url
+
+if TYPE_CHECKING:
+    from .shards.verify import Finding
 
 __all__ = ["inspect", "verify"]
 
 _SHOWN_FINDINGS = 100
-
-
-def _kind(path: Path) -> str:
-    if (path / "manifest.json").exists():
-        return "dataset"
-    if (path / "run.json").exists():
-        return "run"
-    raise ConfigError(
-        "TR-PATH-KIND", "neither a Dataset nor a run", str(path), "a folder with manifest.json or run.json"
-    )
 
 
 @click.command()
@@ -36,7 +30,7 @@ def inspect(output: Output, path: str, exact: bool, no_shards: bool) -> None:
     What documents are (BOS, EOS, lengths) is counted from the shards' tokens: from some of the shards, unless --exact.
     The last lines set up mosaicml-streaming for the Dataset as it is.
     """
-    if is_url(path) or _kind(Path(path)) == "dataset":
+    if is_url(path) or path_kind(path) == "dataset":
         from .inspect_text import dataset_text
         from .mosaic_adapter import stock_setup
         from .shards.describe import inspect_dataset
@@ -62,21 +56,15 @@ def inspect(output: Output, path: str, exact: bool, no_shards: bool) -> None:
 @click.argument("path")
 @output_options
 def verify(output: Output, path: str) -> None:
-    """Read every byte in PATH and compare it with what was written; job.json alone is exempt.
+    """Read every byte of the Dataset (also at a URL) or run in PATH and compare it with what was written.
+
+    job.json alone is exempt. At a URL the store is asked, past the cache.
 
     Files that nothing names are listed, but are no damage.
     """
-    kind = _kind(Path(path))
+    kind = "dataset" if is_url(path) else path_kind(path)
     if kind == "dataset":
-        from .shards.dataset import open_dataset
-        from .shards.verify import verify_dataset
-
-        try:
-            total = int(open_dataset(path).shards_R["size_bytes"].sum())
-        except DamageError:
-            total = None  # verifying says what is damaged, and more
-        with output.progress("verify", total, "bytes") as progress:
-            findings = verify_dataset(path, progress.advance)
+        findings = _verify_dataset(output, path)
     else:
         from .run_verify import verify_run
 
@@ -96,3 +84,14 @@ def verify(output: Output, path: str) -> None:
     output.result(value, "\n".join(lines))
     if damage:
         raise click.exceptions.Exit(DamageError.exit_code)
+
+
+def _verify_dataset(output: Output, location: str) -> list[Finding]:
+    from .stream.store import look_into_dataset, verify_location
+
+    try:
+        total = int(look_into_dataset(location).shards_R["size_bytes"].sum())
+    except DamageError:
+        total = None  # verifying says what is damaged, and more
+    with output.progress("verify", total, "bytes") as progress:
+        return verify_location(location, progress.advance)

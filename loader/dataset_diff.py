@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .canonical import digest_of
 from .diff import changed_keys
 from .document_fates import fates_of
-from .sealed import read_sealed
-from .shards.dataset import Dataset, open_dataset
+from .remote.store_failures import changed_error
+from .sealed import read_sealed, unseal
+from .shards.dataset import Dataset
 from .shards.index_blocks import index_blocks
 from .shards.layout import DOCUMENT_INDEX_DTYPE
 from .shards.manifest import InputFile, Manifest, parse_manifest
@@ -28,20 +29,22 @@ from .shards.reader import read_documents
 
 __all__ = ["compare_datasets", "document_difference"]
 
+_MANIFEST = "manifest.json"
 _COUNTS = ("num_tokens", "num_documents", "num_samples", "num_segments", "num_shards", "share")
 _LAYOUT = ("seq_len", "vocab_size", "dtype", "max_segments", "salt", "package_version")
 
 
 @dataclass(frozen=True)
 class _Side:
-    path: Path
+    location: str
     manifest: Manifest
     raw: dict[str, Any]
     dataset: Dataset | None
 
 
-def compare_datasets(left: Path, right: Path, examples: int) -> dict[str, Any]:
-    """Compare two Datasets; a path may be a manifest.json on its own, whose documents and input files stay unknown.
+def compare_datasets(left: str, right: str, examples: int) -> dict[str, Any]:
+    """Compare two Datasets, folders or URLs; a path may be a manifest.json on its own, whose documents and input files
+    stay unknown.
 
     Raises:
         ConfigError: no Dataset there.
@@ -70,18 +73,24 @@ def compare_datasets(left: Path, right: Path, examples: int) -> dict[str, Any]:
     return value
 
 
-def _open(path: Path) -> _Side:
-    if path.is_file() and path.name == "manifest.json" and (path.parent / "shards.npy").is_file():
-        path = path.parent
-    if path.is_file():
-        return _Side(path, parse_manifest(path.read_bytes(), str(path)), read_sealed(path), None)
-    dataset = open_dataset(path)
-    return _Side(path, dataset.manifest, read_sealed(path / "manifest.json"), dataset)
+def _open(location: str) -> _Side:
+    from .stream.store import folder_of, look_into_dataset
+
+    path = folder_of(location)
+    if path is not None and path.is_file() and not (path.name == _MANIFEST and (path.parent / "shards.npy").is_file()):
+        return _Side(location, parse_manifest(path.read_bytes(), location), read_sealed(path), None)
+    if path is None or path.is_file():
+        location = location.removesuffix(f"/{_MANIFEST}") if path is None else str(path.parent)
+    dataset = look_into_dataset(location)
+    raw = unseal(dataset.storage.unverified(_MANIFEST), f"{dataset.location}/{_MANIFEST}")
+    if digest_of(raw) != dataset.digest:
+        raise changed_error(f"{dataset.location}/{_MANIFEST}")
+    return _Side(location, dataset.manifest, raw, dataset)
 
 
 def _about(side: _Side) -> dict[str, Any]:
     return {
-        "path": str(side.path),
+        "path": side.location,
         "digest": side.manifest.digest,
         "num_tokens": sum(source.num_tokens for source in side.manifest.sources),
         "num_documents": sum(source.num_documents for source in side.manifest.sources),
@@ -157,7 +166,7 @@ def _side_of_difference(mine: Dataset, rows_D: NDArray[np.void], theirs: Dataset
 
 
 def _example(dataset: Dataset, row: np.void) -> dict[str, Any]:
-    document = read_documents(dataset.shard_files(int(row["shard"])))[int(row["row"])]
+    document = read_documents(dataset.shard_files(int(row["shard"])), dataset.read_path)[int(row["row"])]
     file = dataset.input_files()[int(document["file"])]
     return {
         "document": f"{int(row['id']):016x}",

@@ -149,12 +149,13 @@ def prepare(folder: Path, seed: int, size: DemoSize) -> dict[str, Any]:
     if stamp.exists():
         told: dict[str, Any] = json.loads(stamp.read_text("utf-8"))
         if {key: told.get(key) for key in shape} != shape:
+            quick = " --quick" if size == QUICK else ""
             raise RefusedError(
                 "TR-DEMO-OTHER",
                 "this folder holds another demo",
                 str(stamp),
                 f"seed {told.get('seed')}" + (", quick" if told.get("quick") else ""),
-                f"tokenreel demo --seed {seed} --folder {shlex.quote(str(folder))}-{seed}",
+                f"tokenreel demo --seed {seed} --folder {shlex.quote(f'{folder}-{seed}')}{quick}",
             )
         return told
     if folder.exists() and any(folder.iterdir()) and not (folder / "corpus").is_dir():

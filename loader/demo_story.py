@@ -126,7 +126,7 @@ def _commands(folder: Path, verdict: Mapping[str, Any], named: Sequence[Named]) 
     if verdict:
         alarm = verdict["window"]["alarm"]
         commands.append(f"tokenreel locate {run} --step {alarm} --branch {verdict['branch']}")
-        commands.append(f"tokenreel replay {run} --steps {alarm}:{alarm + 2}")
+        commands.append(f"tokenreel replay {run} --steps {alarm}:{alarm + 2} --branch {verdict['branch']}")
     if named:
         commands.append(f"tokenreel locate {run} --document {named[0].document}")
         commands.append(f"tokenreel skip {run} --document {named[0].document} --plan")

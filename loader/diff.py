@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .path_kind import path_kind
 
 __all__ = ["changed_keys", "compare", "to_text"]
 
@@ -14,8 +15,8 @@ _SHOWN_KEYS = 40
 _LONG = ("accounting",)  # follows from the rest: last, and short
 
 
-def compare(left: Path, right: Path, examples: int = 5) -> dict[str, Any]:
-    """Compare two Datasets (folders), two manifests (``manifest.json`` files on their own), or two runs (folders).
+def compare(left: Path | str, right: Path | str, examples: int = 5) -> dict[str, Any]:
+    """Compare two Datasets (folders or URLs), two manifests (``manifest.json`` files on their own), or two runs.
 
     The result has ``kind``, ``same``, ``left`` and ``right``, and what differs; ``examples`` bounds the lists of
     documents and files, never the counts.
@@ -31,19 +32,19 @@ def compare(left: Path, right: Path, examples: int = 5) -> dict[str, Any]:
     if kinds == ("run", "run"):
         from .run_diff import compare_runs
 
-        return compare_runs(left, right, examples)
+        return compare_runs(Path(left), Path(right), examples)
     from .dataset_diff import compare_datasets
 
-    return compare_datasets(left, right, examples)
+    return compare_datasets(str(left), str(right), examples)
 
 
-def _kind(path: Path) -> str:
-    if path.is_file() or (path / "manifest.json").is_file():
+def _kind(location: Path | str) -> str:
+    from .stream.store import folder_of
+
+    path = folder_of(str(location))
+    if path is None:
         return "dataset"
-    if (path / "run.json").is_file():
-        return "run"
-    expected = "a folder with manifest.json or run.json, or a manifest.json"
-    raise ConfigError("TR-PATH-KIND", "neither a Dataset nor a run", str(path), expected)
+    return "dataset" if path.is_file() else path_kind(str(path))  # a manifest.json on its own
 
 
 def changed_keys(left: Any, right: Any) -> list[dict[str, Any]]:

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError, DamageError
+from .errors import ConfigError, DamageError, JobError
+from .remote.store import is_url
 from .shards.access import check_size, hash_regular
-from .shards.dataset import Dataset, open_dataset
+from .shards.dataset import Dataset
 from .shards.index_blocks import index_blocks
 from .shards.reader import read_documents
 from .text.records import document_ids
@@ -56,14 +57,21 @@ def _settle(fate_D: NDArray[np.str_], open_D: NDArray[np.bool_], mine_D: NDArray
 
 def _other_split(dataset: Dataset, ids_D: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], str]:
     """Which documents the other split of the same build holds, and what that is called."""
+    from .stream.store import look_into_dataset
+
     found_D = np.zeros(len(ids_D), np.bool_)
-    name = dataset.path.resolve().name
+    place = dataset.location if is_url(dataset.location) else str(dataset.path.resolve())
+    folder, _, name = place.rpartition("/")
     is_validation = name.endswith(_VALIDATION)
     other = name.removesuffix(_VALIDATION) if is_validation else name + _VALIDATION
     fate = "trained" if is_validation else "held out"
     try:
-        beside = open_dataset(dataset.path.resolve().with_name(other))
+        beside = look_into_dataset(f"{folder}/{other}")
     except (ConfigError, ValueError):
+        return found_D, fate
+    except JobError as error:
+        if error.code != "TR-REMOTE-DENIED":  # which is how stores speak of what nobody may list
+            raise
         return found_D, fate
     if beside.manifest.parents.get("build") == dataset.manifest.parents.get("build"):
         for rows_M in index_blocks(beside):
@@ -76,7 +84,7 @@ def _table(dataset: Dataset, name: str) -> Path | None:
     record = dataset.manifest.files_hashed.get(name)
     if record is None:
         return None
-    path = dataset.path / name
+    path = dataset.local_file(name)
     size_bytes, digest = hash_regular(path)
     check_size(path, size_bytes, record.size_bytes)
     if digest != record.xxh3_128:
@@ -116,7 +124,7 @@ def _by_input(dataset: Dataset, owner: Dataset, rows_D: NDArray[np.void]) -> dic
     if missing_F.any() or changed_F.any():
         for shard in np.unique(rows_D["shard"]).tolist():
             mine = np.flatnonzero(rows_D["shard"] == shard)
-            file_S = read_documents(owner.shard_files(shard))["file"][rows_D["row"][mine]]
+            file_S = read_documents(owner.shard_files(shard), owner.read_path)["file"][rows_D["row"][mine]]
             missing_D[mine], changed_D[mine] = missing_F[file_S], changed_F[file_S]
     return {"no input": missing_D, "input changed": changed_D}
 

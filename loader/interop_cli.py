@@ -1,7 +1,11 @@
-"""The verbs ``export``, ``diff`` and ``schema``: Datasets in other formats, what differs, what may be written where."""
+"""The verbs ``export``, ``diff`` and ``schema``: Datasets in other formats, what differs, what may be written where.
+
+The models of runs are exported by the trainer, which is found by name when asked for, as a verb's module is.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,29 +13,43 @@ from typing import Any
 import click
 
 from .cli_options import Output, output_options
+from .errors import ConfigError
 
 __all__ = ["diff", "export", "schema"]
 
 _SHOWN_FILES = 40
+_RUN_EXPORTERS = {"hf": "train.huggingface.export"}  # --format -> module with RunExport and export_verb
 
 
 @click.command()
-@click.argument("dataset", type=click.Path(path_type=Path))
-@click.option("--format", required=True, metavar="FORMAT", help="mds, megatron, datatrove or parquet.")
-@click.option("--output", "target", required=True, type=click.Path(path_type=Path), help="Folder to write; new.")
+@click.argument("dataset", metavar="DATASET_OR_RUN")
+@click.option("--format", required=True, metavar="FORMAT", help="mds, megatron, datatrove, parquet; of a RUN: hf.")
+@click.option("--output", "target", required=True, help="Folder to write; new.")
 @click.option("--source", "sources", multiple=True, metavar="NAME", help="This source only; may be given again.")
 @click.option("--link", is_flag=True, help="Link to the Dataset's token files, relatively (mds, megatron).")
 @click.option("--split", default="", metavar="NAME", help="Put everything into this folder of the output (mds).")
+@click.option("--checkpoint", metavar="NAME", help="A folder below RUN/checkpoints; default: the newest (hf).")
+@click.option("--dtype", metavar="DTYPE", help="Of the weights: float32 (default) or bfloat16 (hf).")
 @click.option("--plan", is_flag=True, help="Print files and bytes; write nothing.")
 @output_options
-def export(output: Output, dataset: Path, target: Path, plan: bool, **options: Any) -> None:
-    """Write the Dataset in DATASET as another stack reads it, verified while it is read.
+def export(output: Output, dataset: str, target: str, plan: bool, **options: Any) -> None:
+    """Write a Dataset (also at a URL) as another stack reads it, verified while it is read; or, with --format hf, the
+    model of a RUN as config.json and safetensors, with the Dataset's tokenizer where that is a tokenizer.json.
 
     Written to a folder beside --output and renamed when whole; the same export again is a no-op, anything else that is
     there is left alone and refused. export.json in it names the Dataset's digest and each file's hash.
     """
+    of_run = {key: options.pop(key) for key in ("checkpoint", "dtype")}
+    _refuse_other_kind(dataset, options["format"])
+    if options["format"] in _RUN_EXPORTERS:
+        _refuse({key: options[key] for key in ("sources", "link", "split")}, "a Dataset's format")
+        exporter = importlib.import_module(_RUN_EXPORTERS[options["format"]])
+        given = {key: value for key, value in of_run.items() if value is not None}
+        exporter.export_verb(output, exporter.RunExport(Path(dataset), Path(target), **given), plan=plan)
+        return
     from .interop.export import ExportOptions, bytes_to_read, export_dataset, plan_export
 
+    _refuse(of_run, f"--format {' or '.join(_RUN_EXPORTERS)}")
     asked = ExportOptions(**options)
     if plan:
         planned = plan_export(dataset, target, asked)
@@ -41,6 +59,31 @@ def export(output: Output, dataset: Path, target: Path, plan: bool, **options: A
     with output.progress(f"export {asked.format}", total, "bytes") as progress:
         made = export_dataset(dataset, target, asked, progress.advance)
     output.result(made, lambda: _export_text(made))
+
+
+def _refuse_other_kind(place: str, name: str) -> None:
+    """A run where a Dataset is asked for, or the other way round.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    kinds = {"run.json": "a run", "manifest.json": "a Dataset"}
+    wanted = "run.json" if name in _RUN_EXPORTERS else "manifest.json"
+    found = next((kind for file, kind in kinds.items() if file != wanted and (Path(place) / file).is_file()), None)
+    if found is not None:
+        text = f"--format {name} writes {kinds[wanted]}, and this is {found}"
+        raise ConfigError("TR-EXPORT-OPTION", text, place, kinds[wanted], "tokenreel export --help")
+
+
+def _refuse(options: dict[str, Any], where: str) -> None:
+    """Options that this format has no use for.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    given = [f"--{key.removesuffix('s') if key == 'sources' else key}" for key, value in options.items() if value]
+    if given:
+        raise ConfigError("TR-EXPORT-OPTION", f"{', '.join(given)} means nothing here", "--format", where)
 
 
 def _plan_text(planned: dict[str, Any]) -> str:
@@ -70,12 +113,12 @@ def _export_text(made: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("left", metavar="A", type=click.Path(path_type=Path))
-@click.argument("right", metavar="B", type=click.Path(path_type=Path))
+@click.argument("left", metavar="A")
+@click.argument("right", metavar="B")
 @click.option("--examples", type=click.IntRange(min=0), default=5, show_default=True, help="Documents shown of a kind.")
 @output_options
-def diff(output: Output, left: Path, right: Path, examples: int) -> None:
-    """What differs between two Datasets, or two runs, A and B.
+def diff(output: Output, left: str, right: str, examples: int) -> None:
+    """What differs between two Datasets (also at URLs), or two runs, A and B.
 
     Exit codes as of diff(1): 0 the same, 1 different (2 usage, 3 damage, as everywhere).
     """

@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from .errors import DamageError, RefusedError
+from .files import fsync_folder, make_folder
 
 __all__ = [
     "LEDGER_VERSION",
@@ -188,7 +189,7 @@ class LedgerWriter:
             RefusedError: the file exists with another number of sources.
         """
         self.path = ledger_path(folder, branch, attempt)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._identity = (branch, attempt, num_sources)
         self._dtype = ledger_dtype(num_sources)
         self._next_step: int | None = None
@@ -205,6 +206,7 @@ class LedgerWriter:
                 file.write(header)
                 file.flush()
                 os.fsync(file.fileno())
+            fsync_folder(self.path.parent)  # or a loss of power takes the file, and what was flushed into it
             return chain
         if (found.branch, found.attempt, found.num_sources) != self._identity:
             raise RefusedError(

@@ -142,11 +142,9 @@ def document_steps(plan: Plan, sources: Sources, document: int, stop_position: i
     Raises:
         ConfigError: no Dataset holds the document.
     """
-    places = sources.samples_of_document(document)
+    places = sources.samples_of_document(document, proven=False)
     if not places:
-        raise ConfigError(
-            "TR-LOOKUP-DOCUMENT", f"no Dataset holds document {document:016x}", sources.place, "a known id"
-        )
+        raise _unknown(f"no Dataset holds document {document:016x}", sources.datasets, sources.place)
     found: list[NDArray[np.int64]] = []
     for name, samples_N in places:
         if name in sources.names:
@@ -184,6 +182,7 @@ def document_steps(plan: Plan, sources: Sources, document: int, stop_position: i
         "again_step": again_step(readings),
         "readings": readings,
         "cut": positions_N[~alive_N].tolist(),
+        **_searched(sources.datasets),
     }
 
 
@@ -206,7 +205,7 @@ def document_places(dataset: Dataset, document: int) -> dict[str, Any]:
     """
     segments: list[dict[str, Any]] = []
     origin: dict[str, Any] = {}
-    for source, samples_N in dataset.samples_of_document(document):
+    for source, samples_N in dataset.samples_of_document(document, proven=False):
         table = dataset.segments_of(source, samples_N)
         table = table.take(table.document_id_S == np.uint64(document))
         for row in range(len(table)):
@@ -228,6 +227,23 @@ def document_places(dataset: Dataset, document: int) -> dict[str, Any]:
                 }
             )
     if not segments:
-        place = dataset.location
-        raise ConfigError("TR-LOOKUP-DOCUMENT", f"no document {document:016x}", place, "a document of this Dataset")
-    return {"document": f"{document:016x}", **origin, "segments": segments}
+        raise _unknown(f"no document {document:016x}", [dataset], dataset.location)
+    return {"document": f"{document:016x}", **origin, "segments": segments, **_searched([dataset])}
+
+
+def _unknown(message: str, datasets: Sequence[Dataset], place: str) -> ConfigError:
+    searched = _searched(datasets)
+    if searched:
+        message += (
+            f" ({searched['searched_rows'][0]:,} of {searched['searched_rows'][1]:,} rows of documents.npy were read,"
+            " and its hash was not checked)"
+        )
+    return ConfigError("TR-LOOKUP-DOCUMENT", message, place, "the id of a document there")
+
+
+def _searched(datasets: Sequence[Dataset]) -> dict[str, list[int]]:
+    """``searched_rows``: [rows of documents.npy read, rows it has] where not all of it was read and verified: what is
+    said is proven, that there is no more is not."""
+    found = [dataset.searched_rows for dataset in datasets]
+    counts = [rows for rows in found if rows is not None]
+    return {"searched_rows": [sum(rows[i] for rows in counts) for i in (0, 1)]} if counts else {}

@@ -1,11 +1,16 @@
 """The HTML frame that both reports use: one self-contained file, everything escaped, figures inline, no network.
 
-A page is a title and sections; a section is a heading and blocks (``Prose``, ``Facts``, ``Table``, ``Excerpt``,
-``Chart``). Blocks hold plain text; only this file writes markup.
+A page is a title and sections; a section is a heading and blocks (``Prose``, ``Facts``, ``Table``, ``Chart``). Blocks
+hold plain text; only this file writes markup.
+
+A page's own policy (Content-Security-Policy, Level 3) lets nothing run but the scripts written here, by their hashes,
+and nothing be fetched: should escaping ever fail, text of a document still could not run or call home.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import unicodedata
@@ -13,22 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Block", "Chart", "Excerpt", "Facts", "Prose", "Section", "Table", "render_page"]
+from .page_assets import SCRIPT, STYLE
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1d2430;--dim:#5d6777;--line:#d9dee6;--paper:#fff;--mark:#b3261e}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--dim:#9aa4b2;--line:#333c49;--paper:#14181f;--mark:#ff8a80}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
-max-width:70rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.6rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid var(--line)}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{text-align:left;padding:.2rem .9rem .2rem 0;
-border-bottom:1px solid var(--line);vertical-align:top}td.n,th.n{text-align:right}th{color:var(--dim);font-weight:600}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;
-border-left:3px solid var(--line);padding:.3rem .8rem;margin:.3rem 0 1rem;
-font-size:.82rem;max-height:14rem;overflow-y:auto}
-.cut pre{border-color:var(--mark)}.dim{color:var(--dim)}.scroll{overflow-x:auto}
-code{font-size:.9em}.chart{min-height:22rem}
-"""
+__all__ = ["Block", "Chart", "Facts", "Prose", "Section", "Table", "render_page"]
 
 
 @dataclass(frozen=True)
@@ -47,19 +39,18 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; numbers are set right-aligned with thousands separators."""
+    """Rows under headings; numbers are set right-aligned with thousands separators.
+
+    Attributes:
+        filters: headings that get a list of their values to choose from, beside a field for words; None: no filter.
+        texts: headings of columns that hold pieces of documents. wide: of columns that hold sentences.
+    """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[object]]
-
-
-@dataclass(frozen=True)
-class Excerpt:
-    """A piece of a document's text under a caption; ``is_cut`` marks it as removed from training."""
-
-    caption: str
-    text: str
-    is_cut: bool = False
+    filters: Sequence[str] | None = None
+    texts: Sequence[str] = ()
+    wide: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Chart:
     layout: Mapping[str, Any]
 
 
-Block = Prose | Facts | Table | Excerpt | Chart
+Block = Prose | Facts | Table | Chart
 
 
 @dataclass(frozen=True)
@@ -85,21 +76,36 @@ class Section:
 def render_page(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
     """One HTML document; the plotting library is embedded once, and only if a section holds a chart."""
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
-    has_chart = any(isinstance(block, Chart) for section in sections for block in section.blocks)
-    script = f"<script>{_plotly_source()}</script>" if has_chart else ""
-    start = f"<script>{_START}</script>" if has_chart else ""
+    blocks = [block for section in sections for block in section.blocks]
+    library = [_plotly_source()] if any(isinstance(block, Chart) for block in blocks) else []
+    acts = library or any(isinstance(block, Table) and block.filters is not None for block in blocks)
+    head, foot = "".join(f"<script>{text}</script>" for text in library), f"<script>{SCRIPT}</script>" if acts else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy([*library, SCRIPT] if acts else [])}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{_escape(title)}</title><style>{_STYLE}</style>{script}</head>\n"
-        f'<body><h1>{_escape(title)}</h1><p class="dim">{_escape(subtitle)}</p>\n{body}\n{start}</body></html>\n'
+        f"<title>{_escape(title)}</title><style>{STYLE}</style>{head}</head>\n"
+        f'<body><h1>{_escape(title)}</h1><p class="dim">{_escape(subtitle)}</p>\n{_contents(sections)}'
+        f"<main>\n{body}\n</main>{foot}</body></html>\n"
     )
 
 
-_START = (
-    "for(const box of document.querySelectorAll('.chart')){const figure=JSON.parse(box.nextElementSibling.textContent);"
-    "Plotly.newPlot(box,figure.data,figure.layout,{responsive:true,displaylogo:false});}"
-)
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is fetched, and of scripts only these run; styles and pictures that a script makes may be inline."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    """Links to the sections of a page with more than a few."""
+    if len(sections) < 4:
+        return ""
+    links = [f'<a href="#s{number}">{_escape(section.heading)}</a>' for number, section in enumerate(sections)]
+    return f'<nav aria-label="Sections">{" ".join(links)}</nav>\n'
 
 
 def _plotly_source() -> str:
@@ -125,11 +131,15 @@ def _number(value: object) -> str | None:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-def _cell(value: object, tag: str) -> str:
+def _cell(value: object, kind: str = "") -> str:
+    """A cell of a table; ``kind``: ``t`` for pieces of documents, ``w`` for sentences."""
     number = _number(value)
     if number is not None:
-        return f'<{tag} class="n">{number}</{tag}>'
-    return f"<{tag}>{_escape('' if value is None else value)}</{tag}>"
+        return f'<td class="n">{number}</td>'
+    shown = _escape("" if value is None else value)
+    if kind == "t":
+        return f'<td class="t"><div>{shown}</div></td>'
+    return f'<td class="{kind}">{shown}</td>' if kind else f"<td>{shown}</td>"
 
 
 def _section(section: Section, number: int) -> str:
@@ -142,37 +152,46 @@ def _block(block: Block) -> str:
         case Prose():
             return f"<p>{_escape(block.text)}</p>"
         case Facts():
-            return _table((), [(name, value) for name, value in block.values.items()])
+            return _facts(block.values)
         case Table():
-            return _table(block.headings, block.rows)
-        case Excerpt():
-            kind = "cut" if block.is_cut else "kept"
-            caption = f'<span class="dim">{_escape(block.caption)}</span>'
-            return f'<div class="{kind}">{caption}<pre>\n{_escape(block.text)}</pre></div>'
+            return _table(block)
         case Chart():
             return _chart(block)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    numeric = (
-        [all(_number(value) is not None for value in column) for column in zip(*rows, strict=True)] if rows else []
-    )
+def _facts(values: Mapping[str, object]) -> str:
+    rows = "".join(f'<tr><th scope="row">{_escape(name)}</th>{_cell(value)}</tr>' for name, value in values.items())
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _table(table: Table) -> str:
+    columns = list(zip(*table.rows, strict=True)) if table.rows else [()] * len(table.headings)
+    numeric = [bool(column) and all(_number(value) is not None for value in column) for column in columns]
+    kinds = ["t" if name in table.texts else "w" if name in table.wide else "" for name in table.headings]
     head = "".join(
-        f'<th class="n">{_escape(name)}</th>'
-        if number < len(numeric) and numeric[number]
-        else f"<th>{_escape(name)}</th>"
-        for number, name in enumerate(headings)
+        f'<th class="n">{_escape(name)}</th>' if is_number else f"<th>{_escape(name)}</th>"
+        for name, is_number in zip(table.headings, numeric, strict=True)
     )
-    body = "".join(f"<tr>{''.join(_cell(value, 'td') for value in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
+    body = "\n".join(
+        f"<tr>{''.join(_cell(value, kind) for value, kind in zip(row, kinds, strict=True))}</tr>" for row in table.rows
+    )
+    box = '<div class="scroll">'
+    if table.filters is not None:
+        places = ",".join(str(list(table.headings).index(name)) for name in table.filters)
+        box = f'<div class="scroll tall" data-filter="{places}" role="region" aria-label="table" tabindex="0">'
+    return f"{box}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _chart(chart: Chart) -> str:
-    base = {"template": None, "margin": {"t": 20}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff"}
+    # plotly writes paths of NaN where there are shapes and no point
+    if not any(value is not None for trace in chart.traces for value in trace.get("y", ())):
+        return f'<p class="dim">{_escape(chart.caption)} Nothing was measured.</p>'
+    base = {"template": None, "margin": {"t": 40}}
     figure = {"data": list(chart.traces), "layout": {**base, **chart.layout}}
     # JSON inside a script element: `<` written as an escape cannot close the element.
     text = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
     return (
         f'<figure><div class="chart"></div><script type="application/json">{text}</script>'
-        f'<figcaption class="dim">{_escape(chart.caption)}</figcaption></figure>'
+        f'<figcaption class="dim">{_escape(chart.caption)}</figcaption>'
+        "<noscript>This chart is drawn by the script inside this page, which is switched off.</noscript></figure>"
     )

@@ -11,6 +11,8 @@ import click
 
 from .cli_options import Output, output_options
 from .errors import ConfigError, RefusedError
+from .path_kind import refuse_missing
+from .remote.store import is_url
 
 if TYPE_CHECKING:
     from .order.skips import SkipEntry
@@ -96,6 +98,8 @@ def locate(output: Output, folder: str, **options: Any) -> None:
 
     query = _Query(**options)
     query.check()
+    if not is_url(folder):
+        refuse_missing(folder)
     if is_run(Path(folder)):
         from .run_view import open_run
 
@@ -106,6 +110,12 @@ def locate(output: Output, folder: str, **options: Any) -> None:
 
     if result.get("matches_ledger") is False:
         output.note("warning: these are not the tokens that the ledger recorded for the step")
+    if "searched_rows" in result:
+        read, rows = result["searched_rows"]
+        output.note(
+            f"note: {read:,} of {rows:,} rows of documents.npy were read: each place shown is proven by its shard's own"
+            " tables, that there is no other one is not"
+        )
     output.result(result, lambda: located_text(result))
 
 
@@ -179,9 +189,10 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     To cut what was read already, go back first: tokenreel rollback RUN --to STEP.
     """
     from .collateral import collateral_of
+    from .cut_already import cut_already
     from .order.skips import SkipList
     from .run_config import build_plan
-    from .run_data import entries_in_force
+    from .run_data import numbered_in_force
     from .run_text import skip_text
     from .run_view import open_run
     from .runs import append_event, append_skips, lock_run
@@ -191,17 +202,29 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     with lock_run(paths):
         view = open_run(paths.root)
         entry = _skip_entry(view, options)
-        entries, _ = entries_in_force((*view.entries, entry), view.force, view.sources)
-        build_plan(view.data, view.sources, SkipList(entries), view.force.start)  # refuses what would leave nothing
-        collateral = collateral_of(view.plan, view.sources, entry)
         number = len(view.entries) + 1
-        if not plan_only:
+        entries, _ = numbered_in_force((*view.entries, entry), view.force, view.sources)
+        # This refuses what would leave nothing.
+        build_plan(view.data, view.sources, SkipList(entries.values()), view.force.start)
+        collateral = collateral_of(view.plan, view.sources, entry)
+        entries.pop(number, None)
+        already = cut_already(view.plan, view.sources, entry, entries)
+        nothing_new = already is not None and already.new_tokens == 0
+        written = not plan_only and not nothing_new
+        if written:
             (number,) = append_skips(paths, [entry])
             append_event(
                 paths, "skip", view.branch.number, view.num_steps, number=number, mode=entry.mode, cut=entry.kind,
                 stamp=entry.stamp, reason=entry.reason,
             )  # fmt: skip
-    result = {"number": number, "written": not plan_only, "entry": entry.to_json(), "collateral": collateral}
+    result = {
+        "number": None if nothing_new else number,
+        "written": written,
+        "entry": entry.to_json(),
+        "collateral": collateral,
+        "new_tokens": collateral["tokens"] if already is None else already.new_tokens,
+        "cut_already_by": [] if already is None else list(already.by),
+    }
     output.result(result, lambda: skip_text(result))
 
 
@@ -209,6 +232,7 @@ def _existing_run(folder: str) -> RunPaths:
     """The paths of a run that is there: locking must not make a folder."""
     from .runs import RunPaths, read_identity
 
+    refuse_missing(folder, "the folder of a run")
     paths = RunPaths(Path(folder))
     read_identity(paths)
     return paths
@@ -220,11 +244,12 @@ def _skip_entry(view: RunView, options: dict[str, Any]) -> SkipEntry:
     from .order.skips import SkipEntry
 
     given = [name for name in ("steps", "positions", "document", "source") if options[name]]
+    expected = "exactly one of --steps, --positions, --document, --source [--samples]"
     if len(given) != 1 or (options["samples"] and given != ["source"]):
-        raise ConfigError(
-            "TR-SKIP-QUESTION", f"given: {', '.join(given) or 'nothing'}", "tokenreel skip",
-            "exactly one of --steps, --positions, --document, --source [--samples]",
-        )  # fmt: skip
+        if options["samples"] and "source" not in given:
+            raise ConfigError("TR-SKIP-QUESTION", "--samples without --source: of which?", "tokenreel skip", expected)
+        names = ", ".join(f"--{name}" for name in given)
+        raise ConfigError("TR-SKIP-QUESTION", f"given: {names or 'nothing'}", "tokenreel skip", expected)
     kind, mode = given[0], options["mode"]
     common: dict[str, Any] = {
         "stamp": view.next_position,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .order.exhaustion import ExhaustionPolicy
-from .order.weights import BLOCK, POSITION_LIMIT
+from .order.permute import CELL_LIMIT
+from .order.tables import MOST_SLICES
+from .order.weights import BLOCK, LARGEST_BATCH, POSITION_LIMIT
 
 if TYPE_CHECKING:
     from .order.exhaustion import DerivedStages
@@ -69,7 +71,7 @@ class BatchStageConfig:
         problems = []
         if self.start < 0:
             problems.append("start: must be >= 0")
-        if not 1 <= self.global_batch < 1 << 24:
+        if not 1 <= self.global_batch <= LARGEST_BATCH:
             problems.append("global_batch: must lie in 1 .. 2^24")
         if problems:
             raise ValueError("\n".join(problems))
@@ -83,8 +85,8 @@ class ExhaustionConfig:
         policy: repeat: sources start again, but one that would pass its max_epochs is refused; stop: the plan ends
             before the first source passes its own; renormalise: such a source leaves and the others share its weight,
             until nobody is left.
-        max_epochs: source name to how often it may be read through; a source that is not named: any number of times
-            under repeat, else once.
+        max_epochs: source name to how often it may be read through (after a remap: its data in force, from there on if
+            they were replaced); a source that is not named: any number of times under repeat, else once.
         total: position at which the plan ends at the latest; null = no such position.
     """
 
@@ -140,27 +142,29 @@ class DataConfig:
             if any(after <= before for before, after in itertools.pairwise(starts)):
                 problems.append(f"{name}: starts must ascend")
         if not 0 <= self.seed < 1 << 63:
-            problems.append("seed: must lie in 0 .. 2^63")
-        if self.window_shards < 1:
-            problems.append("window_shards: must be >= 1")
-        if self.slices < 1:
-            problems.append("slices: must be >= 1")
+            problems.append("seed: must lie in 0 .. 2^63 - 1")
+        if not 1 <= self.window_shards < CELL_LIMIT:
+            problems.append("window_shards: must lie in 1 .. 2^31 - 1")
+        if not 1 <= self.slices <= MOST_SLICES:
+            problems.append(f"slices: must lie in 1 .. {MOST_SLICES}")
         if problems:
             raise ValueError("\n".join(problems))
 
 
-def mixture_of(data: DataConfig, sources: Sources) -> tuple[MixtureStageConfig, ...]:
+def mixture_of(data: DataConfig, sources: Sources, start: PlanStart | None = None) -> tuple[MixtureStageConfig, ...]:
     """The stages in force: those of the run, or else of its Datasets, as :func:`derived_mixture` makes them.
 
     Raises:
         ConfigError, RefusedError: as :func:`derived_mixture`.
     """
-    stages = derived_mixture(data, sources).stages
+    stages = derived_mixture(data, sources, start).stages
     return tuple(MixtureStageConfig(stage.start, stage.weights) for stage in stages)
 
 
-def derived_mixture(data: DataConfig, sources: Sources) -> DerivedStages:
+def derived_mixture(data: DataConfig, sources: Sources, start: PlanStart | None = None) -> DerivedStages:
     """The stages of the run, or else of its Datasets, with what ``exhaustion`` makes of them, and where the plan ends.
+
+    From a remap on (``start``), how often a source is read through counts anew, but for sources whose Dataset stayed.
 
     Raises:
         ConfigError: as :func:`default_stages`; a stage or ``max_epochs`` names a source that no Dataset holds.
@@ -186,7 +190,8 @@ def derived_mixture(data: DataConfig, sources: Sources) -> DerivedStages:
     wanted = data.exhaustion
     total = POSITION_LIMIT if wanted.total is None else wanted.total
     num_samples = {name: int(sources.shard_samples(name).sum()) for name in sources.names}
-    return derive_stages(stages, num_samples, Exhaustion(wanted.policy, wanted.max_epochs, total), data.seed)
+    begins = (0, {}) if start is None else (start.position, start.carried)
+    return derive_stages(stages, num_samples, Exhaustion(wanted.policy, wanted.max_epochs, total, *begins), data.seed)
 
 
 def default_stages(sources: Sources) -> tuple[MixtureStageConfig, ...]:
@@ -269,7 +274,7 @@ def build_plan(data: DataConfig, sources: Sources, skips: SkipList, start: PlanS
     from .errors import RefusedError
     from .order.plan import BatchStage, Plan, PlanConfig, SourceShape
 
-    derived = derived_mixture(data, sources)
+    derived = derived_mixture(data, sources, start)
     if derived.stop_position < data.batch[0].global_batch:
         raise RefusedError(
             "TR-PLAN-EMPTY",
@@ -287,4 +292,12 @@ def build_plan(data: DataConfig, sources: Sources, skips: SkipList, start: PlanS
         start=start,
         stop_position=derived.stop_position,
     )
-    return Plan(config, skips, resolver=sources)
+    plan = Plan(config, skips, resolver=sources)
+    if start is not None and plan.num_steps <= start.step:
+        raise RefusedError(
+            "TR-PLAN-EMPTY",
+            f"the plan ends at position {derived.stop_position}, before its first step, {start.step}, is whole",
+            "data.exhaustion",
+            f"room for a step from position {start.position} on",
+        )
+    return plan

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .order.start import PlanStart
     from .sources import Sources
 
-__all__ = ["DataInForce", "Remap", "data_in_force", "digests_of", "entries_in_force", "lineage_of"]
+__all__ = ["DataInForce", "Remap", "data_in_force", "digests_of", "entries_in_force", "lineage_of", "numbered_in_force"]
 
 
 @dataclass(frozen=True)
@@ -143,23 +143,32 @@ def entries_in_force(
     mean the same: on positions, on whole sources, on sources whose Dataset is one that was read when they were made;
     and of documents that are to be dropped, those that are still there.
     """
+    kept, left = numbered_in_force(entries, force, sources)
+    return tuple(kept.values()), left
+
+
+def numbered_in_force(
+    entries: Sequence[SkipEntry], force: DataInForce, sources: Sources
+) -> tuple[dict[int, SkipEntry], list[dict[str, Any]]]:
+    """:func:`entries_in_force`, each by its number."""
     digest_of = sources.digest_by_source
-    kept: list[SkipEntry] = []
+    kept: dict[int, SkipEntry] = {}
     left: list[dict[str, Any]] = []
     for number, entry in enumerate(entries, 1):
         known = next((digests for first, digests in reversed(force.eras) if first <= number), None)
         if known is None or entry.kind == "positions":
-            kept.append(entry)
+            kept[number] = entry
         elif entry.kind == "documents" and entry.mode == "drop":
             there = tuple(one for one in entry.documents if sources.samples_of_document(one))
-            kept += [replace(entry, documents=there)] if there else []
+            if there:
+                kept[number] = replace(entry, documents=there)
             if len(there) < len(entry.documents):
                 gone = len(entry.documents) - len(there)
                 left.append({"number": number, "why": f"{gone} of {len(entry.documents)} documents are not there"})
         elif entry.kind == "documents" or (
             entry.source in digest_of and (entry.kind == "source" or digest_of[entry.source] in known)
         ):
-            kept.append(entry)
+            kept[number] = entry
         else:
             left.append({"number": number, "why": f"source {entry.source!r} is another one, or gone"})
-    return tuple(kept), left
+    return kept, left

@@ -7,7 +7,6 @@ first line. Branches, skip entries and the ledger are ``runs.py``'s.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 
 from .errors import ConfigError, DamageError, RefusedError
 from .files import TEMPORARY_PREFIX, digest_bytes, remove_stale_temporaries, write_atomic
+from .process_locks import lock_file
 from .sealed import append_sealed_line, read_sealed, read_sealed_lines, write_sealed
 
 __all__ = [
@@ -117,15 +117,16 @@ def lock_run(paths: RunPaths) -> Iterator[None]:
         RefusedError: another process holds it.
     """
     paths.root.mkdir(parents=True, exist_ok=True)
-    with open(paths.lock, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RefusedError(
-                "TR-RUN-BUSY", "another process works on the run", str(paths.root), "a run that is not being trained",
-                "stop it first, or wait for it",
-            ) from error  # fmt: skip
+    held, _ = lock_file(paths.lock)
+    if held is None:
+        raise RefusedError(
+            "TR-RUN-BUSY", "another process works on the run", str(paths.root), "a run that is not being trained",
+            "stop it first, or wait for it",
+        )  # fmt: skip
+    try:
         yield
+    finally:
+        held.close()
 
 
 def create_run(paths: RunPaths, identity: Mapping[str, Any], semantic: Mapping[str, Any]) -> dict[str, Any]:

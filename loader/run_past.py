@@ -109,7 +109,7 @@ def documents_over_time(view: RunView, document: int, stop_position: int) -> dic
     try:
         for current, _, first in views(view):
             try:
-                if stop_position > first:
+                if stop_position > first or current is view:  # what is not read yet is there all the same
                     results.insert(0, document_steps(current.plan, current.sources, document, stop_position))
             except ConfigError as error:  # the Datasets of another time may hold it
                 refusal = error

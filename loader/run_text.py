@@ -9,6 +9,10 @@ from typing import Any
 __all__ = ["history_text", "located_text", "remap_text", "skip_text"]
 
 
+_MOST_NAMED = 5
+"""A mapping or list of an event with more members is counted, not named."""
+
+
 def _clean(text: str) -> str:
     """One line, without control characters: input files are not trusted with a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
@@ -116,11 +120,17 @@ def _entry_line(entry: Mapping[str, Any]) -> str:
 def skip_text(result: Mapping[str, Any]) -> str:
     """The text of ``skip``'s answer."""
     collateral = result["collateral"]
+    by = ", ".join(f"{number:06d}" for number in result["cut_already_by"])
+    if by and not result["new_tokens"]:
+        entries = "entries" if len(result["cut_already_by"]) > 1 else "entry"
+        return f"nothing to add: {entries} {by} cut all of its {collateral['tokens']:,} tokens already"
     sources = ", ".join(f"{_clean(name)} {count:,}" for name, count in collateral["by_source"].items()) or "none"
     lines = [
         f"{'entry' if result['written'] else 'would be entry'} {result['number']:06d}: {_entry_line(result['entry'])}",
         f"  cuts {collateral['tokens']:,} tokens of {collateral['documents']:,} documents; samples touched: {sources}",
     ]
+    if by:
+        lines.append(f"  {result['new_tokens']:,} of these tokens are new; {by} cut the others already")
     if collateral["other_tokens"]:
         tokens, documents = collateral["other_tokens"], collateral["other_documents"]
         lines.append(f"  with them go {tokens:,} tokens of {documents:,} other documents in the same samples")
@@ -140,10 +150,29 @@ def remap_text(result: Mapping[str, Any]) -> str:
             f"read so far: not known, as the old Datasets are gone: {_clean(str(result['old_datasets_gone']))}"
         )
     lines += [f"goes on in its order: {_clean(name)}" for name in result["start"]["carried"]]
+    budgets = (result["data"].get("exhaustion") or {}).get("max_epochs") or {}
+    anew = [_clean(name) for name in budgets if name not in result["start"]["carried"]]
+    lines += [f"max_epochs counts from here on: {name}" for name in anew]
     if result["undone_steps"]:
         lines.append(f"{result['undone_steps']} steps behind the checkpoint are done again, on the new data")
     lines += [f"left behind: cut {one['number']:06d}, {_clean(one['why'])}" for one in result["left_behind"]]
     return "\n".join(lines)
+
+
+def _event_value(value: Any) -> str:
+    """One value of an event, short: what is nested deeper is counted here, and whole with ``--json``."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        if value and len(value) <= _MOST_NAMED and not any(isinstance(v, Mapping | list) for v in value.values()):
+            return ",".join(f"{_clean(str(key))}:{_event_value(v)}" for key, v in value.items())
+        return f"({len(value)} entries)"
+    if isinstance(value, list):
+        if value and all(isinstance(v, str | int) for v in value) and len(value) <= _MOST_NAMED:
+            return ",".join(_clean(str(v)) for v in value)
+        detectors = [str(v["detector"]) for v in value if isinstance(v, Mapping) and "detector" in v]
+        return ",".join(map(_clean, detectors)) or f"({len(value)} entries)"
+    return _clean(str(value))[:80]
 
 
 def history_text(result: Mapping[str, Any]) -> str:
@@ -166,7 +195,7 @@ def history_text(result: Mapping[str, Any]) -> str:
     for event in result["events"]:
         when = datetime.fromtimestamp(event["time_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
         shown = {key: value for key, value in event.items() if key not in ("kind", "branch", "step", "time_s")}
-        details = " ".join(f"{key}={_clean(str(value))[:80]}" for key, value in shown.items())
+        details = " ".join(f"{key}={_event_value(value)}" for key, value in shown.items() if value is not None)
         lines.append(
             f"  {when}  branch {event['branch']} step {event['step']}  {_clean(event['kind'])} {details}".rstrip()
         )

@@ -1,6 +1,6 @@
 """Checking a run's folder: identity, configuration, skip entries, ledgers, events, each checkpoint's files. No torch.
 
-Not covered by any checksum, so not judged: metrics.jsonl, tensorboard/, report.html, job.json and the lock.
+Not covered by any checksum, so not judged: metrics.jsonl, tensorboard/, wandb/, report.html, job.json and the lock.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .errors import DamageError, RefusedError
+from .block_hashes import hash_blocks
+from .errors import DamageError, RefusedError, TokenreelError
 from .files import TEMPORARY_PREFIX
 from .ledger import list_attempts, read_ledger_file
 from .run_folder import RunPaths, read_config, read_events, read_identity
 from .runs import ledger_of, read_branches, read_skips
 from .sealed import read_sealed
-from .shards.access import check_relative, hash_regular, resolve
+from .shards.access import check_relative, resolve
 from .shards.verify import Finding, finding_of
 
 __all__ = ["COMMIT_NAME", "inspect_run", "verify_checkpoint", "verify_run"]
 
 COMMIT_NAME = "COMMIT.json"
-_PINS = "pinned"  # empty files named like the checkpoints to keep
+_PINS = "pinned"  # empty files named for the checkpoints to keep
 _KNOWN = frozenset(
     {
         "config.yaml",
@@ -37,7 +38,9 @@ _KNOWN = frozenset(
         "skips",
         "ledger",
         "checkpoints",
+        "trials",
         "tensorboard",
+        "wandb",
     }
 )
 
@@ -91,16 +94,17 @@ def verify_checkpoint(folder: Path, root: Path) -> list[Finding]:
     if folder.name.startswith(TEMPORARY_PREFIX):
         return [Finding("TR-CHECKPOINT-OPEN", name, "", "a save that was never finished", "unnamed")]
     try:
-        files = read_sealed(folder / COMMIT_NAME)["files"]
+        commit = read_sealed(folder / COMMIT_NAME)
+        files = commit["files"]
         records = {str(file): _record(record) for file, record in files.items()}
     except DamageError as error:
         return [finding_of(root, error)]
     except (AttributeError, KeyError, TypeError, ValueError):
         return [Finding("TR-CHECKPOINT-FORMAT", f"{name}/{COMMIT_NAME}", "", "not the commit of a checkpoint")]
-    findings = []
+    findings = _other_run(commit.get("run_id"), name, root)
     for file, expected in records.items():
         try:
-            actual = hash_regular(resolve(folder, _check_file_name(file, str(folder / COMMIT_NAME))))
+            actual = hash_blocks(resolve(folder, _check_file_name(file, str(folder / COMMIT_NAME))))
         except DamageError as error:
             findings.append(finding_of(root, error))
             continue
@@ -113,8 +117,19 @@ def verify_checkpoint(folder: Path, root: Path) -> list[Finding]:
     return findings
 
 
+def _other_run(run_id: Any, name: str, root: Path) -> list[Finding]:
+    """Whether another run made a checkpoint; an identity that cannot be read is a finding of its own."""
+    try:
+        here = read_identity(RunPaths(root))["run_id"]
+    except TokenreelError:
+        return []
+    if not run_id or run_id == here:
+        return []
+    return [Finding("TR-CHECKPOINT-RUN", name, "", f"run {run_id} made it, not {here}")]
+
+
 def _record(value: Any) -> tuple[int, str]:
-    """(size in bytes, xxh3-128), from a pair or an object."""
+    """(size in bytes, xxh3-128 of each block), from a pair or an object."""
     size_bytes, digest = (value["size_bytes"], value["xxh3_128"]) if isinstance(value, dict) else value
     return int(size_bytes), str(digest)
 

@@ -55,6 +55,7 @@ __all__ = [
     "read_events",
     "read_identity",
     "read_skips",
+    "steps_on_record",
     "write_config",
 ]
 
@@ -227,13 +228,38 @@ def open_ledger(paths: RunPaths, branch: int, attempt: int, num_sources: int) ->
 def ledger_of(paths: RunPaths, branch: int | None = None) -> NDArray[Any]:
     """What shaped the weights of a branch (default: the current one), step 0 first: its own steps after its ancestors';
     an attempt's steps replace what an earlier attempt did from its first step on. Records as ``ledger_dtype`` of the
-    most sources any attempt had.
+    most sources any attempt had. A branch that was left ends before a missing step: a rollback mended that.
 
     Raises:
-        DamageError: a ledger is damaged, or a step is missing between the others.
+        DamageError: a ledger is damaged, or a step of the current branch is missing between the others.
     """
     branches = read_branches(paths)
     own = branches[-1 if branch is None else branch]
+    merged_N = _merged(paths, branches, own)
+    held = _steps_in_a_row(merged_N)
+    if held < len(merged_N) and own is branches[-1]:
+        folder, command = str(paths.ledger), f"tokenreel rollback {paths.root} --to {held}, then the same command"
+        raise DamageError("TR-LEDGER-GAP", f"step {held} is missing", folder, "every step from 0 on", command)
+    return merged_N[:held]
+
+
+def steps_on_record(paths: RunPaths) -> int:
+    """Steps of the current branch that its ledger holds without a gap: a rollback can go back to any of them.
+
+    Raises:
+        DamageError: a ledger is damaged.
+    """
+    branches = read_branches(paths)
+    return _steps_in_a_row(_merged(paths, branches, branches[-1]))
+
+
+def _steps_in_a_row(merged_N: NDArray[Any]) -> int:
+    gaps = np.flatnonzero(merged_N["step"] != np.arange(len(merged_N)))
+    return int(gaps[0]) if gaps.size else len(merged_N)
+
+
+def _merged(paths: RunPaths, branches: Sequence[Branch], own: Branch) -> NDArray[Any]:
+    """The records of a branch and its ancestors, steps ascending; some may be missing."""
     lineage, current = [own], own
     while current.parent is not None:
         current = branches[current.parent]
@@ -248,10 +274,6 @@ def ledger_of(paths: RunPaths, branch: int | None = None) -> NDArray[Any]:
                 raise DamageError("TR-LEDGER-IDENTITY", "the ledger of another attempt", str(path))
             if file.records_N.size:
                 merged_N = _joined(merged_N[merged_N["step"] < file.records_N["step"][0]], file.records_N)
-    gaps = np.flatnonzero(merged_N["step"] != np.arange(len(merged_N)))
-    if gaps.size:
-        folder = str(paths.ledger / f"{own.number}")
-        raise DamageError("TR-LEDGER-GAP", f"step {gaps[0]} is missing", folder, "every step from 0 on")
     return merged_N
 
 

@@ -19,6 +19,8 @@ from typing import Any, Generic, TypeVar, cast
 from .canonical import canonical_json, digest_of
 from .config_check import Invalid, check
 from .errors import ConfigError
+from .job_kind import kind_of, refuse_other_kind
+from .path_kind import what_was_meant
 from .yaml_tree import Node, apply_override, parse_yaml
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "child_environment",
     "digest_of",
     "load_config",
+    "read_config_text",
     "schema_of",
     "store_environment",
     "to_plain",
@@ -61,15 +64,18 @@ def load_config(path: str | Path, cls: type[_Config], overrides: Sequence[str] =
 
     Raises:
         ConfigError: ``TR-CONFIG-UNREADABLE`` when the file cannot be read; ``TR-CONFIG-INVALID`` with all problems
-            found, one ``file:line:column: key.path: message`` a line.
+            found, one ``file:line:column: key.path: message`` a line; ``TR-CONFIG-KIND`` alone where the file is a
+            configuration of the other kind.
     """
     path = Path(path)
     problems: list[str] = []
-    root = parse_yaml(_read_text(path), str(path), problems)
+    root = parse_yaml(read_config_text(path), str(path), problems)
     if root is None:
         raise _invalid(path, problems)
     if root.value is None:
         root = Node({}, root.place)
+    if isinstance(root.value, dict) and is_dataclass(cls):
+        refuse_other_kind(path, set(root.value), kind_of({field.name for field in fields(cls)}))
     for override in overrides:
         apply_override(root, override, problems)
     config = check(root, cls, problems)
@@ -80,14 +86,21 @@ def load_config(path: str | Path, cls: type[_Config], overrides: Sequence[str] =
     return Loaded(cast(_Config, config), semantic, digest_of(semantic), path)
 
 
-def _read_text(path: Path) -> str:
-    """The file's text; UTF-8 with or without a byte order mark, bounded in size."""
+def read_config_text(path: Path) -> str:
+    """A configuration file's text; UTF-8 with or without a byte order mark, bounded in size.
+
+    Raises:
+        ConfigError: ``TR-CONFIG-UNREADABLE``, or ``TR-CONFIG-INVALID`` where it is not UTF-8.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        message = f"cannot read the configuration: {error.strerror}"
-        raise ConfigError("TR-CONFIG-UNREADABLE", message, str(path), "a YAML file") from error
+        message, command = f"cannot read the configuration: {error.strerror}", None
+        if isinstance(error, FileNotFoundError):
+            meant, command = what_was_meant(path)
+            message += f"; {meant}"
+        raise ConfigError("TR-CONFIG-UNREADABLE", message, str(path), "a YAML file", command) from error
     if len(data) > MAX_FILE_BYTES:
         expected = f"at most {MAX_FILE_BYTES} bytes"
         raise ConfigError("TR-CONFIG-UNREADABLE", "the configuration is too large", str(path), expected)
@@ -181,7 +194,8 @@ class StoreEnvironment:
     """What the environment says about object stores, beside what their clients read from it themselves.
 
     Attributes:
-        plain_http: an endpoint without TLS is wanted (``AWS_ENDPOINT_URL=http://...`` or ``AWS_ALLOW_HTTP``).
+        plain_http: an endpoint without TLS is wanted (``AWS_ENDPOINT_URL=http://...``, ``GOOGLE_BASE_URL``,
+            ``AZURE_STORAGE_ENDPOINT`` alike, or ``AWS_ALLOW_HTTP``).
         shared_profile: AWS credentials come from a profile, not from variables.
         secrets: values that must not be shown, longest first.
     """
@@ -193,12 +207,20 @@ class StoreEnvironment:
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|ACCESS_KEY|API_KEY|ACCOUNT_KEY|CREDENTIAL|SAS_KEY", re.I)
 _SHORTEST_SECRET = 8
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "GOOGLE_BASE_URL",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+)
 
 
 def store_environment() -> StoreEnvironment:
     """The environment of object stores as it is now: credentials may be renewed while a job runs."""
     environment = os.environ
-    endpoints = [environment.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
+    endpoints = [environment.get(name, "") for name in _ENDPOINTS]
     allowed = environment.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on")
     secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
     names = (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config"))

@@ -88,9 +88,10 @@ class Sources:
         """
         return self.dataset(source).segments_of(self.names[source], samples_N)
 
-    def samples_of_document(self, document: int) -> list[tuple[str, NDArray[np.int64]]]:
-        """(source name, source sample numbers) that hold a document, over all Datasets; empty if none does."""
-        return [place for dataset in self.datasets for place in dataset.samples_of_document(document)]
+    def samples_of_document(self, document: int, proven: bool = True) -> list[tuple[str, NDArray[np.int64]]]:
+        """(source name, source sample numbers) that hold a document, over all Datasets; empty if none does; ``proven``
+        as in :meth:`shards.dataset.Dataset.samples_of_document`."""
+        return [place for dataset in self.datasets for place in dataset.samples_of_document(document, proven)]
 
 
 def open_sources(datasets: Sequence[Dataset]) -> Sources:

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .errors import ConfigError
+from .errors import ConfigError, DamageError
 from .order.weights import POSITION_LIMIT
+from .stream.arguments import integer_problems, refuse
 from .stream.batch import Batch, read_positions
 from .stream.stream import Stream
 
@@ -152,7 +153,8 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
 
     ``DataLoader(dataset, batch_size=B)`` gives this rank's part of the global batch, in order, for ``global_batch = B x
     ranks``. An epoch is ``epoch_size`` positions of the plan, rounded down to whole steps; the next ``iter`` goes on
-    with the next one.
+    with the next one. A DataLoader does not tell its ``batch_size``: any other than ``batch_size`` here cuts steps
+    apart, and with ``drop_last`` loses the rest of every epoch; ``state_dict`` refuses to stand inside a step.
     """
 
     def __init__(self, stream: Stream, epoch_size: int | None = None) -> None:
@@ -162,6 +164,8 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
             ConfigError: the global batch changes, cannot be shared evenly, or an epoch is shorter than a step.
         """
         super().__init__()
+        if epoch_size is not None:
+            refuse("SampleDataset", integer_problems("epoch_size", epoch_size, 1, POSITION_LIMIT))
         ranks, stages = stream.config.num_data_ranks, stream.plan.schedule.stages
         self.global_batch = stages[0].global_batch
         self.batch_size = self.global_batch // ranks
@@ -212,12 +216,16 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
         return [{name: column[row] for name, column in columns.items()} for row in range(len(segment_BT))]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """The samples of the rest of the epoch, step by step.
+        """The samples of the rest of the epoch, step by step; of an epoch in which the plan ends, the whole steps.
 
         Raises:
-            ConfigError: inside a DataLoader worker process, as ``TorchStream``.
+            ConfigError: inside a DataLoader worker process, as ``TorchStream``; or the plan has ended, which a trainer
+                that counts epochs would take for an epoch, again and again.
         """
         _refuse_workers()
+        if self._next_step >= self._stream.plan.num_steps:
+            expected = f"at most {self._stream.plan.num_steps} steps"
+            raise ConfigError("TR-STREAM-ENDED", "the plan has ended", f"step {self._next_step}", expected)
         stop = (self._next_step // self.epoch_steps + 1) * self.epoch_steps
         while self._next_step < stop and (batch := next(self._stream, None)) is not None:
             self._next_step = batch.step + 1
@@ -228,8 +236,9 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
         where this process began or resumed; JSON-able.
 
         Raises:
-            ConfigError: that is inside a step.
+            ConfigError: that is inside a step, or was not reached.
         """
+        refuse("state_dict", integer_problems("num_samples", num_samples, 0, POSITION_LIMIT))
         steps, inside = divmod(num_samples, self.global_batch)
         if inside:
             expected = f"a multiple of {self.global_batch}"
@@ -249,7 +258,11 @@ class SampleDataset(IterableDataset[dict[str, Tensor]]):
         """Continue at a state of :meth:`state_dict`, on any number of ranks.
 
         Raises:
+            DamageError: it is no such state.
             RefusedError: it belongs to other data, another order or other skips.
         """
+        if not isinstance(state, Mapping) or "cursor" not in state:
+            expected = "what SampleDataset.state_dict gave"
+            raise DamageError("TR-CURSOR-DAMAGED", "this is no state of a SampleDataset", None, expected)
         self._stream.load_state_dict(state["cursor"])
         self._began = self._next_step = self._stream.next_step

@@ -16,10 +16,12 @@ from typing import Any
 
 from ..errors import ConfigError, DamageError, RefusedError
 from ..files import check_name, fsync_folder, make_folder, remove_stale_temporaries, sync_tree, temporary_path
+from ..remote.store import is_url
 from ..sealed import read_sealed, write_sealed
 from ..shards.access import check_relative
-from ..shards.dataset import Dataset, open_dataset
+from ..shards.dataset import Dataset
 from ..shards.layout import token_dtype
+from ..stream.store import look_into_dataset
 from .datatrove import plan_datatrove, write_datatrove
 from .mds import plan_mds, write_mds
 from .megatron import plan_megatron, write_megatron
@@ -88,7 +90,7 @@ def plan_export(dataset: Path | str, output: Path | str, options: ExportOptions)
         DamageError: the Dataset is damaged where it was read.
         RefusedError: something else is at the output.
     """
-    request = _request(open_dataset(dataset), Path(output), options)
+    request = _request(dataset, output, options)
     planned = EXPORTS[options.format].plan(request)
     return {
         **_identity(request, options),
@@ -103,7 +105,7 @@ def bytes_to_read(dataset: Path | str, output: Path | str, options: ExportOption
     """Bytes of the Dataset that :func:`export_dataset` will go through, as its ``progress`` counts them; None where the
     export is finished. Unlike a plan it reads no shard. Raises as :func:`plan_export`.
     """
-    request = _request(open_dataset(dataset), Path(output), options)
+    request = _request(dataset, output, options)
     if _finished(request, options) is not None:
         return None
     rows = [row for source in request.sources for row in shard_rows(request.dataset, source)]
@@ -124,7 +126,7 @@ def export_dataset(
         RefusedError: something else is at the output.
         OSError: the file system refused.
     """
-    request = _request(open_dataset(dataset), Path(output), options)
+    request = _request(dataset, output, options)
     made = _finished(request, options)
     written = made is None
     if made is None:
@@ -145,7 +147,13 @@ def _reader(request: ExportRequest, options: ExportOptions) -> str:
     )
 
 
-def _request(dataset: Dataset, output: Path, options: ExportOptions) -> ExportRequest:
+def _request(place: Path | str, target: Path | str, options: ExportOptions) -> ExportRequest:
+    if is_url(str(target)):
+        raise ConfigError(
+            "TR-EXPORT-OUTPUT", "exports are written to folders, not to stores", str(target), "a folder",
+            "export to a folder, then upload it",
+        )  # fmt: skip
+    dataset, output = look_into_dataset(str(place)), Path(target)
     form = EXPORTS.get(options.format)
     if form is None:
         raise ConfigError(
@@ -153,12 +161,14 @@ def _request(dataset: Dataset, output: Path, options: ExportOptions) -> ExportRe
         )
     if options.link and not form.links:
         raise ConfigError("TR-EXPORT-OPTION", f"{options.format} holds no token file to link to", "--link", "no --link")
+    if options.link and is_url(dataset.location):
+        raise ConfigError("TR-EXPORT-OPTION", "links need a Dataset on this machine", "--link", "no --link")
     if options.split and not form.splits:
         raise ConfigError("TR-EXPORT-OPTION", f"{options.format} knows no split folder", "--split", "no --split")
     unknown = sorted(set(options.sources) - set(dataset.source_names))
     if unknown:
         known = f"one of {', '.join(dataset.source_names)}"
-        raise ConfigError("TR-SOURCE-UNKNOWN", f"no source {unknown[0]!r}", str(dataset.path), known)
+        raise ConfigError("TR-SOURCE-UNKNOWN", f"no source {unknown[0]!r}", dataset.location, known)
     if options.split:
         _check_split(options.split, dataset)
     real = output.parent.resolve() / output.name

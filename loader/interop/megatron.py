@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..shards.dataset import Dataset
 from ..shards.layout import PADDING_ROW, ShardName, mds_header_size, token_dtype
 from ..shards.reader import ShardFiles, read_documents, read_segments
 from .request import ExportedFile, ExportRequest, PlannedFile, place_payload, shard_rows, write_file
@@ -44,10 +45,10 @@ def encode_idx(
     return (_MAGIC + head, *(array.tobytes() for array in arrays))
 
 
-def _index(files: ShardFiles) -> tuple[bytes, ...]:
+def _index(dataset: Dataset, files: ShardFiles) -> tuple[bytes, ...]:
     """The ``.idx`` over a shard; reads and verifies its side tables."""
-    table = read_segments(files)
-    num_documents = len(read_documents(files))
+    table = read_segments(files, dataset.read_path)
+    num_documents = len(read_documents(files, dataset.read_path))
     rows_S = table.segments_S
     token_bytes = token_dtype(files.vocab_size).itemsize
     start_S = rows_S["token_start"].astype(np.int64)
@@ -69,7 +70,7 @@ def plan_megatron(request: ExportRequest) -> list[PlannedFile]:
     """The files, exactly; reads the segment tables, to leave padding out."""
     planned = []
     for name, files in _shards(request):
-        padding = int((read_segments(files).segments_S["document_row"] == PADDING_ROW).sum())
+        padding = int((read_segments(files, request.dataset.read_path).segments_S["document_row"] == PADDING_ROW).sum())
         size_bytes = _HEAD_BYTES + 12 * (files.num_segments - padding) + 8 * (files.num_documents + 1)
         planned.append(PlannedFile(f"{name}.bin", 0 if request.link else files.size_bytes))
         planned.append(PlannedFile(f"{name}.idx", size_bytes))
@@ -85,7 +86,7 @@ def write_megatron(request: ExportRequest) -> list[ExportedFile]:
     written = []
     for name, files in _shards(request):
         written.append(place_payload(request, files, f"{name}.bin"))
-        written.append(write_file(request, f"{name}.idx", _index(files)))
+        written.append(write_file(request, f"{name}.idx", _index(request.dataset, files)))
     return written
 
 

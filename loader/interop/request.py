@@ -12,8 +12,9 @@ import numpy as np
 import xxhash
 
 from ..errors import DamageError
-from ..shards.access import check_size, hash_regular, open_regular, read_exact
+from ..shards.access import check_size, hash_regular
 from ..shards.dataset import Dataset
+from ..shards.manifest import FileRecord
 from ..shards.reader import ShardFiles
 
 __all__ = [
@@ -134,13 +135,13 @@ def place_payload(request: ExportRequest, files: ShardFiles, name: str) -> Expor
         DamageError: the shard's bytes are not those that were written.
     """
     if not request.link:
-        made = write_file(request, name, _blocks(files))
-        _check_payload(files, made.xxh3_128)
+        made = write_file(request, name, _blocks(request.dataset, files))
+        _check_payload(request.dataset, files, made.xxh3_128)
         request.progress(files.size_bytes)
         return made
     size_bytes, digest = hash_regular(files.mds)
     check_size(files.mds, size_bytes, files.size_bytes)
-    _check_payload(files, digest)
+    _check_payload(request.dataset, files, digest)
     # The folder is renamed to a name beside its own, so what is right from there is right from here.
     final = request.output.parent.resolve() / request.output.name / name
     target = os.path.relpath(files.mds.resolve(), final.parent)
@@ -151,19 +152,17 @@ def place_payload(request: ExportRequest, files: ShardFiles, name: str) -> Expor
     return ExportedFile(name, size_bytes, digest, target)
 
 
-def _check_payload(files: ShardFiles, digest: str) -> None:
+def _check_payload(dataset: Dataset, files: ShardFiles, digest: str) -> None:
     if digest != files.mds_hash:
-        raise DamageError("TR-FILE-HASH", f"the file's bytes have xxh3-128 {digest}", str(files.mds), files.mds_hash)
+        place = f"{dataset.location}/{files.mds.relative_to(dataset.path).as_posix()}"
+        raise DamageError("TR-FILE-HASH", f"the file's bytes have xxh3-128 {digest}", place, files.mds_hash)
 
 
-def _blocks(files: ShardFiles) -> Iterator[bytes]:
-    descriptor = open_regular(files.mds)
-    try:
-        check_size(files.mds, os.fstat(descriptor).st_size, files.size_bytes)
-        for start in range(0, files.size_bytes, _BLOCK_BYTES):
-            yield read_exact(descriptor, files.mds, start, min(_BLOCK_BYTES, files.size_bytes - start))
-    finally:
-        os.close(descriptor)
+def _blocks(dataset: Dataset, files: ShardFiles) -> Iterator[bytes]:
+    starts = range(0, files.size_bytes, _BLOCK_BYTES)
+    ranges = ((start, min(_BLOCK_BYTES, files.size_bytes - start)) for start in starts)
+    name = files.mds.relative_to(dataset.path).as_posix()
+    return dataset.storage.pieces(name, FileRecord(files.size_bytes, files.mds_hash), ranges)
 
 
 def shard_rows(dataset: Dataset, source: str) -> list[int]:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..canonical import canonical_json, digest_of
-from ..errors import DamageError, RefusedError
+from ..errors import ConfigError, DamageError, RefusedError
 from .plan import ORDER_VERSION, Plan
 
 __all__ = ["CURSOR_VERSION", "MAX_CURSOR_BYTES", "Cursor", "check_cursor", "make_cursor"]
 
 CURSOR_VERSION = 1
 MAX_CURSOR_BYTES = 1023
+_NUMBERS = ("next_step", "next_position", "num_skips")
 _DIGESTS = ("order", "datasets", "mixture", "batch", "skips")
+_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,37 @@ class Cursor:
         return full if len(canonical_json(full)) <= MAX_CURSOR_BYTES else {**value, "sources": {}}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Cursor:
+    def from_json(value: object) -> Cursor:
         """The Cursor that :meth:`to_json` wrote.
 
         Raises:
             DamageError: it is none, or of another version.
         """
-        numbers = ("next_step", "next_position", "num_skips")
-        sources = value.get("sources")
-        intact = (
-            set(value) == {"version", "sources", *numbers, *_DIGESTS}
-            and value["version"] == CURSOR_VERSION
-            and all(type(value[name]) is int and value[name] >= 0 for name in numbers)
-            and all(isinstance(value[name], str) and len(value[name]) == 32 for name in _DIGESTS)
-            and isinstance(sources, Mapping)
-            and all(isinstance(name, str) and isinstance(digest, str) for name, digest in sources.items())
-        )
-        if not intact:
+        if not (isinstance(value, Mapping) and _is_cursor(value)):
             raise DamageError("TR-CURSOR-DAMAGED", "this is no cursor", None, f"a cursor of version {CURSOR_VERSION}")
-        return Cursor(**{name: value[name] for name in (*numbers, *_DIGESTS)}, sources=dict(value["sources"]))
+        return Cursor(**{name: value[name] for name in (*_NUMBERS, *_DIGESTS)}, sources=dict(value["sources"]))
+
+
+def _is_cursor(value: Mapping[str, Any]) -> bool:
+    if set(value) != {"version", "sources", *_NUMBERS, *_DIGESTS} or not isinstance(value["sources"], Mapping):
+        return False
+    sources = dict(value["sources"])
+    try:
+        sizes = [len(name.encode()) for name in sources]  # a lone surrogate has no bytes, and other types no encoding
+    except (AttributeError, UnicodeEncodeError):
+        return False
+    return (
+        all(type(value[name]) is int for name in ("version", *_NUMBERS))
+        and value["version"] == CURSOR_VERSION
+        and all(value[name] >= 0 for name in _NUMBERS)
+        and all(_is_hex(value[name], 32) for name in _DIGESTS)
+        and sum(sizes) <= MAX_CURSOR_BYTES
+        and all(_is_hex(digest, 8) for digest in sources.values())
+    )
+
+
+def _is_hex(text: object, num_digits: int) -> bool:
+    return isinstance(text, str) and len(text) == num_digits and set(text) <= _DIGITS
 
 
 def make_cursor(plan: Plan, dataset_digests: Mapping[str, str], *, next_step: int) -> Cursor:
@@ -89,6 +103,8 @@ def make_cursor(plan: Plan, dataset_digests: Mapping[str, str], *, next_step: in
         ConfigError: no such step.
         KeyError: the digest of a used source is missing.
     """
+    if next_step < 0:
+        raise ConfigError("TR-PLAN-STEP", f"no step {next_step}", expected="steps from 0 on")
     return _cursor_at(plan, dataset_digests, next_step, plan.next_position(next_step - 1))
 
 
@@ -125,6 +141,7 @@ def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str])
 
     Raises:
         RefusedError: it did not; what differs is named.
+        DamageError: what the cursor says of its sources and skips is not what its digests say.
     """
     position, start = cursor.next_position, plan.config.start
     if start is not None and position == start.position and digest_of(cursor.to_json()) == start.cursor:
@@ -152,6 +169,8 @@ def check_cursor(cursor: Cursor, plan: Plan, dataset_digests: Mapping[str, str])
         differing, problems["step"] = ["step"], f"position {position} does not begin step {cursor.next_step}"
     if differing:
         raise _refusal(differing[0], "; ".join(problems[name] for name in differing), cursor)
+    if cursor.num_skips != here.num_skips or (cursor.sources and cursor.sources != here.sources):
+        raise DamageError("TR-CURSOR-DAMAGED", "the cursor's names and numbers are not those of its digests")
 
 
 def _refusal(first: str, problems: str, cursor: Cursor) -> RefusedError:

@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
+from .dead import DeadIndices, dead_indices
 from .order import SourceOrder
 
 __all__ = ["DropRegime", "SourceDrops"]
 
 _Ints = NDArray[np.int64]
 _KEPT_NUMBERS = 1 << 22
+_LEAST_KEPT = 8  # also of millions of samples, of which it holds those of a few windows
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class SourceDrops:
         self._order = order
         self._sample_JX = [np.empty(0, np.int64), *(regime.sample_X for regime in regimes)]
         self._rank_J = np.array([0, *(regime.start_rank for regime in regimes)], np.int64)
-        self._kept: OrderedDict[tuple[int, int], tuple[_Ints, _Ints]] = OrderedDict()
-        self._max_kept = max(4, _KEPT_NUMBERS // max(1, len(self._sample_JX[-1])))
+        self._kept: OrderedDict[tuple[int, int], DeadIndices] = OrderedDict()
+        self._max_kept = max(_LEAST_KEPT, _KEPT_NUMBERS // max(1, len(self._sample_JX[-1])))
         self._lock = threading.Lock()
         raw_J, live_J = [0], [0]
         for number in range(1, len(self._rank_J)):
@@ -90,17 +92,13 @@ class SourceDrops:
             rank_N[here] = np.where(dead, -1, live - self._live_J[regime] + self._rank_J[regime])
         return rank_N
 
-    def _dead(self, regime: int, epoch: int) -> tuple[_Ints, _Ints]:
-        """Sorted indices, inside the epoch, of the samples that the regime drops; and the live ones before each."""
+    def _dead(self, regime: int, epoch: int) -> DeadIndices:
         with self._lock:
             kept = self._kept.get((regime, epoch))
             if kept is not None:
                 self._kept.move_to_end((regime, epoch))
                 return kept
-        sample_X = self._sample_JX[regime]
-        dead_X = np.sort(self._order.raw_of(np.full(len(sample_X), epoch, np.int64), sample_X))
-        dead_X -= epoch * self._order.num_samples
-        found = dead_X, dead_X - np.arange(len(dead_X))
+        found = dead_indices(self._order, epoch, self._sample_JX[regime])
         with self._lock:
             self._kept[regime, epoch] = found
             while len(self._kept) > self._max_kept:
@@ -114,11 +112,10 @@ class SourceDrops:
             return live_N
         num_samples = self._order.num_samples
         epoch_N, live_in_epoch_N = np.divmod(live_N, num_samples - num_dead)
-        raw_N: _Ints = epoch_N * num_samples + live_in_epoch_N
+        raw_N: _Ints = epoch_N * num_samples
         for epoch in np.unique(epoch_N):
             here = epoch_N == epoch
-            _, live_before_X = self._dead(regime, int(epoch))
-            raw_N[here] += np.searchsorted(live_before_X, live_in_epoch_N[here], "right")
+            raw_N[here] += self._dead(regime, int(epoch)).index_of_live(live_in_epoch_N[here])
         return raw_N
 
     def _live_before(self, regime: int, raw_N: _Ints) -> tuple[_Ints, NDArray[np.bool_]]:
@@ -131,8 +128,6 @@ class SourceDrops:
         live_N, dead_N = epoch_N * (num_samples - num_dead) + index_N, np.zeros(len(raw_N), np.bool_)
         for epoch in np.unique(epoch_N):
             here = np.flatnonzero(epoch_N == epoch)
-            dead_X, _ = self._dead(regime, int(epoch))
-            before = np.searchsorted(dead_X, index_N[here])
+            before, dead_N[here] = self._dead(regime, int(epoch)).before(index_N[here])
             live_N[here] -= before
-            dead_N[here] = dead_X[np.minimum(before, num_dead - 1)] == index_N[here]
         return live_N, dead_N

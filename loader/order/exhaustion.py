@@ -15,7 +15,7 @@ a run whose ``exhaustion`` is set bounds them once more, by what this module fin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
@@ -41,11 +41,16 @@ class Exhaustion:
         max_epochs: source -> how often it may be read through, > 0; without an entry: any number of times under
             ``repeat``, else once.
         stop_position: positions from here on are not planned; what would happen there takes no part.
+        start_position: positions before it were read of other data (``start.PlanStart``) and count for nothing.
+        carried: source -> samples of its order that were read before ``start_position``, where its data stayed
+            the same: so much of its budget is used.
     """
 
     policy: ExhaustionPolicy = "repeat"
     max_epochs: Mapping[str, float] = field(default_factory=dict)
     stop_position: int = POSITION_LIMIT
+    start_position: int = 0
+    carried: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,12 +86,12 @@ def derive_stages(
     """
     budgets = _budgets(num_samples, exhaustion)
     if exhaustion.policy == "repeat":
-        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, exhaustion.stop_position)
+        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, exhaustion)
         if found:
             raise _refusal(found, exhaustion)
         return DerivedStages(tuple(stages), exhaustion.stop_position, {})
     if exhaustion.policy == "stop":
-        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, exhaustion.stop_position)
+        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, exhaustion)
         stop = min(found.values(), default=exhaustion.stop_position)
         return DerivedStages(tuple(stage for stage in stages if stage.start < max(1, stop)), stop, {})
     return _renormalise(tuple(stages), num_samples, budgets, exhaustion, seed)
@@ -103,8 +108,8 @@ def _renormalise(
     left_at: dict[str, int] = {}
     stop = exhaustion.stop_position
     while True:
-        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, stop)
-        found = {name: position for name, position in found.items() if name not in left_at}
+        until = replace(exhaustion, stop_position=stop)
+        found = _runs_out(compile_mixture(list(num_samples), stages, seed), budgets, until)
         if not found:
             return DerivedStages(tuple(stage for stage in stages if stage.start < max(1, stop)), stop, left_at)
         border = min(found.values()) // BLOCK * BLOCK
@@ -142,13 +147,16 @@ def _budgets(num_samples: Mapping[str, int], exhaustion: Exhaustion) -> dict[str
     return {name: int(Fraction(str(epochs)) * num_samples[name]) for name, epochs in epochs_of.items()}
 
 
-def _runs_out(mixture: Mixture, budgets: Mapping[str, int], stop_position: int) -> dict[str, int]:
+def _runs_out(mixture: Mixture, budgets: Mapping[str, int], exhaustion: Exhaustion) -> dict[str, int]:
     """The position at which each source that passes its budget before ``stop_position`` would do so."""
     found = {}
+    before_S = mixture.counts_before(exhaustion.start_position).tolist()
     for name, budget in budgets.items():
-        if budget < POSITION_LIMIT:
-            position = int(mixture.position_of(mixture.sources.index(name), np.array([budget], np.int64))[0])
-            if 0 <= position < stop_position:
+        source = mixture.sources.index(name)
+        rank = before_S[source] + max(0, budget - exhaustion.carried.get(name, 0))
+        if rank < POSITION_LIMIT:
+            position = int(mixture.position_of(source, np.array([rank], np.int64))[0])
+            if 0 <= position < exhaustion.stop_position:
                 found[name] = position
     return found
 

@@ -12,7 +12,7 @@ Legend: N positions or samples, B positions of a step, S sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ from .drops import DropRegime, SourceDrops
 from .masks import MaskQuery, Masks
 from .mixture import Mixture, MixtureStage, compile_mixture
 from .order import OrderSet, SourceOrder, source_key
-from .ranges import Ranges, union_of
+from .ranges import Ranges, merged, union_of
+from .sample_refs import PORTION, ReadOn, SampleRefs
 from .schedule import BatchStage, Schedule
 from .skips import DocumentResolver, SkipEntry, SkipList
 from .start import PlanStart
@@ -32,7 +33,6 @@ from .weights import POSITION_LIMIT
 __all__ = ["ORDER_VERSION", "BatchStage", "MixtureStage", "Plan", "PlanConfig", "SampleRefs", "SourceShape"]
 
 ORDER_VERSION = 1
-_PORTION = 4096
 _Ints = NDArray[np.int64]
 
 
@@ -67,80 +67,6 @@ class PlanConfig:
     slices: int = 2
     start: PlanStart | None = None
     stop_position: int = POSITION_LIMIT
-
-
-@dataclass(frozen=True)
-class SampleRefs:
-    """Which sample each of N positions reads.
-
-    Attributes:
-        position_N: the positions.
-        source_N: index into the plan's sources.
-        rank_N: slots of that source before this one (since the plan's start).
-        epoch_N: epoch of the source.
-        sample_N: source sample number, through the source's shards.
-    """
-
-    position_N: _Ints
-    source_N: NDArray[np.int32]
-    rank_N: _Ints
-    epoch_N: _Ints
-    sample_N: _Ints
-
-    def __len__(self) -> int:
-        return len(self.position_N)
-
-    def copy_of(self, rows: slice) -> SampleRefs:
-        """The positions that ``rows`` picks, in arrays of their own."""
-        return SampleRefs(
-            self.position_N[rows].copy(),
-            self.source_N[rows].copy(),
-            self.rank_N[rows].copy(),
-            self.epoch_N[rows].copy(),
-            self.sample_N[rows].copy(),
-        )
-
-    @staticmethod
-    def join(parts: Sequence[SampleRefs]) -> SampleRefs:
-        """All of ``parts`` in order."""
-        return SampleRefs(
-            np.concatenate([part.position_N for part in parts]),
-            np.concatenate([part.source_N for part in parts]),
-            np.concatenate([part.rank_N for part in parts]),
-            np.concatenate([part.epoch_N for part in parts]),
-            np.concatenate([part.sample_N for part in parts]),
-        )
-
-
-class _ReadOn:
-    """Samples of positions, some ahead for who reads on where the last question ended.
-
-    Array operations on a thousand numbers cost as much to start as to do: 4,096 positions together cost half as much
-    each as 1,024. Threads may share it: each attribute is read once, what is kept never changes, and the worst that a
-    race does is to repeat work.
-    """
-
-    def __init__(self) -> None:
-        self._kept: SampleRefs | None = None
-        self._asked_stop = -1
-
-    def samples(self, positions_N: _Ints, read: Callable[[_Ints], SampleRefs]) -> SampleRefs:
-        """What ``read``, always the same, says of the positions, in arrays of the caller's own."""
-        num = len(positions_N)
-        if not 0 < num <= _PORTION // 2:
-            return read(positions_N)
-        start, stop, kept, asked_stop = int(positions_N[0]), int(positions_N[-1]) + 1, self._kept, self._asked_stop
-        if stop - start != num or not (positions_N[1:] > positions_N[:-1]).all():
-            return read(positions_N)
-        self._asked_stop = stop
-        if kept is None or not int(kept.position_N[0]) <= start <= stop <= int(kept.position_N[-1]) + 1:
-            # twice as far as the last time: who stops early has wasted no more than was used
-            ahead = min(_PORTION, 2 * max(num, len(kept) if kept is not None else 0))
-            if start != asked_stop or start + ahead > POSITION_LIMIT:
-                return read(positions_N)
-            self._kept = kept = read(np.arange(start, start + ahead))
-        first = start - int(kept.position_N[0])
-        return kept.copy_of(slice(first, first + num))
 
 
 class Plan:
@@ -182,7 +108,7 @@ class Plan:
         self.cut: Ranges = _cut_positions(self.skips.entries, config.stop_position)
         self.schedule = Schedule(config.batch, self.cut)
         self._masks = Masks(self.skips.entries, self._number)
-        self._read_on = _ReadOn()
+        self._read_on = ReadOn()
 
     def _check_sources(self) -> None:
         for stage in self.mixture.stages:
@@ -241,7 +167,7 @@ class Plan:
         for source, stamps in by_stamp.items():
             regimes, all_X = [], np.empty(0, np.int64)
             for stamp in sorted(stamps):
-                all_X = np.union1d(all_X, np.concatenate(stamps[stamp]))
+                all_X = merged([all_X, *stamps[stamp]])
                 start_rank = int(ranks_at[max(stamp, self._first_position)][source] - self._first_rank_S[source])
                 regimes.append(DropRegime(start_rank, all_X))
             drops[source] = SourceDrops(self.orders[source], regimes, self.source_names[source])
@@ -268,9 +194,9 @@ class Plan:
         if self._first_position and len(positions_N) and int(positions_N.min()) < self._first_position:
             start = self._first_position
             raise ConfigError("TR-PLAN-BEFORE", f"positions before {start} are another plan's", expected=f">= {start}")
-        if len(positions_N) > _PORTION:  # arrays that stay in the processor's cache
-            starts = range(0, len(positions_N), _PORTION)
-            return SampleRefs.join([self._samples(positions_N[start : start + _PORTION]) for start in starts])
+        if len(positions_N) > PORTION:  # arrays that stay in the processor's cache
+            starts = range(0, len(positions_N), PORTION)
+            return SampleRefs.join([self._samples(positions_N[start : start + PORTION]) for start in starts])
         return self._read_on.samples(positions_N, self._samples)
 
     def _samples(self, positions_N: _Ints) -> SampleRefs:
@@ -308,6 +234,15 @@ class Plan:
             ConfigError: no such step.
         """
         return int(self.cut.outside_at(np.array([self.schedule.live_range(step)[0]], np.int64))[0])
+
+    def step_samples(self, step: int) -> int:
+        """How many surviving positions a step has.
+
+        Raises:
+            ConfigError: no such step.
+        """
+        start, stop = self.schedule.live_range(step)
+        return stop - start
 
     def next_position(self, step: int) -> int:
         """The first position that a step leaves unconsumed: its last one + 1. Step -1 leaves all: 0.

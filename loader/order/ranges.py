@@ -6,12 +6,13 @@ Legend: R ranges, N numbers.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ranges", "StampedRanges", "union_of"]
+__all__ = ["Ranges", "StampedRanges", "merged", "union_of"]
 
 _Ints = NDArray[np.int64]
 
@@ -82,6 +83,19 @@ def union_of(start_R: _Ints, stop_R: _Ints) -> Ranges:
     sizes_R = stop_R - start_R
     before_R = np.cumsum(sizes_R) - sizes_R
     return Ranges(start_R, stop_R, before_R, start_R - before_R)
+
+
+def merged(parts: Sequence[_Ints]) -> _Ints:
+    """The union of sorted arrays without repeats; of one that is not empty, that array itself."""
+    full = [part for part in parts if len(part)]
+    if len(full) < 2:
+        return full[0] if full else np.empty(0, np.int64)
+    numbers_N = np.concatenate(full)
+    numbers_N.sort(kind="stable")  # merges what is sorted by runs
+    kept_N = np.ones(len(numbers_N), np.bool_)
+    np.not_equal(numbers_N[1:], numbers_N[:-1], out=kept_N[1:])
+    union_N: _Ints = numbers_N[kept_N]
+    return union_N
 
 
 @dataclass(frozen=True)

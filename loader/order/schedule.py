@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, RefusedError
 from .ranges import Ranges
-from .weights import POSITION_LIMIT
+from .weights import LARGEST_BATCH, POSITION_LIMIT
 
 __all__ = ["BatchStage", "Schedule"]
 
@@ -122,7 +122,7 @@ def _check(stages: Sequence[BatchStage]) -> None:
                 "TR-BATCH-START", "starts must ascend, below 2^36", f"batch stage at {after.start}", f"> {before.start}"
             )
     for stage in stages:
-        if not 1 <= stage.global_batch <= 1 << 24:
+        if not 1 <= stage.global_batch <= LARGEST_BATCH:
             raise ConfigError(
                 "TR-BATCH-STAGE", f"batch of {stage.global_batch}", f"stage at {stage.start}", "1 .. 2^24"
             )

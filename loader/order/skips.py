@@ -5,7 +5,7 @@ Legend: R ranges, S segments, D documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -174,7 +174,17 @@ class SkipList:
     """Entries in the order in which they were added. Immutable."""
 
     def __init__(self, entries: Iterable[SkipEntry] = ()) -> None:
+        """
+        Raises:
+            ConfigError: something else than an entry among them.
+        """
         self.entries = tuple(entries)
+        for entry in self.entries:
+            if not isinstance(entry, SkipEntry):
+                raise _invalid(repr(entry), "a SkipEntry")
+
+    def __iter__(self) -> Iterator[SkipEntry]:
+        return iter(self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -21,7 +21,9 @@ from ..errors import ConfigError
 from .permute import CELL_LIMIT, Cells, keyed_cells, mix64, permute, unpermute
 from .rows import RowIndex
 
-__all__ = ["EpochTables", "ShardLayout", "build_tables", "join_tables", "shard_layout"]
+__all__ = ["MOST_SLICES", "EpochTables", "ShardLayout", "build_tables", "join_tables", "shard_layout"]
+
+MOST_SLICES = 1024
 
 _Ints = NDArray[np.int64]
 _SHARD_BITS = 24
@@ -93,12 +95,25 @@ class EpochTables:
 
     def index_of(self, shard_N: _Ints, place_N: _Ints) -> _Ints:
         """Index of each sample, given as row of its shard here and its number inside the shard."""
+        return self.index_at(shard_N, *self.slices_of(shard_N, place_N))
+
+    def slices_of(self, shard_N: _Ints, place_N: _Ints) -> tuple[_Ints, _Ints]:
+        """(slice_N, shuffled_N): which of its shard's slices holds each sample, and its place in the shard as that is
+        cut in slices; samples as in :meth:`index_of`."""
         cells = self.shard_cells.at(shard_N)
         shuffled_N = unpermute(place_N, cells)
         num_slices = self.slice_of_SJ.shape[1]
         # slice j of n samples is [n j // J, n (j + 1) // J)
-        slice_N = self.slice_of_SJ[shard_N, (shuffled_N * num_slices + num_slices - 1) // cells.size_C]
-        return self._inside_windows(shuffled_N - self.slice_shift_Q[slice_N], inverse=True)[1]
+        return (shuffled_N * num_slices + num_slices - 1) // cells.size_C, shuffled_N
+
+    def index_at(self, shard_N: _Ints, slice_N: _Ints, shuffled_N: _Ints) -> _Ints:
+        """Index of each sample, from what :meth:`slices_of` says of it."""
+        row_N = self.slice_of_SJ[shard_N, slice_N]
+        return self._inside_windows(shuffled_N - self.slice_shift_Q[row_N], inverse=True)[1]
+
+    def windows_of(self, index_N: _Ints) -> _Ints:
+        """The window that holds each index."""
+        return self._windows.rows_of(index_N)
 
     def _inside_windows(self, index_N: _Ints, *, inverse: bool) -> tuple[_Ints, _Ints]:
         window_N = self._windows.rows_of(index_N)
@@ -116,9 +131,11 @@ def shard_layout(samples_S: Sequence[int] | _Ints, window_shards: int, slices: i
         ConfigError: no usable window or slice count, or sizes that no order can hold.
     """
     samples_S = np.array(samples_S, np.int64)
-    if window_shards < 1 or not 1 <= slices <= 1024:
+    if not (1 <= window_shards < CELL_LIMIT and 1 <= slices <= MOST_SLICES):
         raise ConfigError(
-            "TR-ORDER-SHAPE", f"window of {window_shards}, {slices} slices", None, "at least 1, 1 .. 1024"
+            "TR-ORDER-SHAPE",
+            f"window of {window_shards} shards, {slices} slices",
+            expected=f"1 .. {CELL_LIMIT - 1} shards, 1 .. {MOST_SLICES} slices",
         )
     num_shards = len(samples_S)
     if num_shards and int(samples_S.min()) < 0:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
 
-__all__ = ["BLOCK", "POSITION_LIMIT", "WEIGHT_BITS", "MixtureStage", "WeightStage", "integer_stages", "integer_weights"]
+__all__ = [
+    "BLOCK",
+    "LARGEST_BATCH",
+    "POSITION_LIMIT",
+    "WEIGHT_BITS",
+    "MixtureStage",
+    "WeightStage",
+    "integer_stages",
+    "integer_weights",
+]
 
 BLOCK = 256
 WEIGHT_BITS = 26
 POSITION_LIMIT = 1 << 36
+LARGEST_BATCH = 1 << 24
+_LARGEST_WEIGHT = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ def integer_weights(weights: Mapping[str, float], place: str) -> dict[str, int]:
         ConfigError: a weight is negative or not finite, all are zero, or one is so small that it would round to 0.
     """
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
+        if not 0 <= weight <= _LARGEST_WEIGHT:  # integers of any size too; false for NaN
             raise ConfigError("TR-MIXTURE-WEIGHT", f"weight {weight} of source {name!r}", place, "a finite number >= 0")
     ratios = {name: float(weights[name]).as_integer_ratio() for name in sorted(weights) if weights[name] > 0}
     if not ratios:

@@ -15,6 +15,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError
@@ -30,6 +31,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _PASSING_STATUSES = frozenset({408, 425, 429})
 # The metadata service of clouds is asked for credentials where the environment has none.
 _DENIED_WORDS = ("ExpiredToken", "TokenRefreshRequired", "RequestTimeTooSkewed", "169.254.169.254")
+_LEAST_PART_BYTES, _MOST_PARTS = 5 << 20, 9_000  # of an upload to S3; its limits are 5 MiB and 10,000
 _VERSION_KEYS = ("ETag", "etag", "sha256", "blob_id", "generation", "md5Hash", "content_md5", "version_id")
 
 
@@ -195,6 +197,31 @@ class _ObjectStore:
         except Exception as error:
             raise _failure(error) from None
 
+    def put(self, path: str, content: bytes | Path, *, create: bool = False) -> None:
+        """See ``writing.WritableStore``, as for ``delete``."""
+        import obstore
+
+        options: Any = {"mode": "create"} if create else {}
+        if create or isinstance(content, bytes):
+            options["use_multipart"] = False
+        else:
+            least = content.stat().st_size // _MOST_PARTS + 1
+            options["chunk_size"] = max(_LEAST_PART_BYTES, least, self._transfer.range_bytes)
+        try:
+            obstore.put(self._client, path, content, max_concurrency=self._transfer.ranges, **options)
+        except Exception as error:
+            raise _failure(error) from None
+
+    def delete(self, path: str) -> None:
+        import obstore
+
+        try:
+            obstore.delete(self._client, path)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise _failure(error) from None
+
     def _get(self, file: RemoteFile, options: Any) -> Any:
         """A GET that answers with this version or fails: asked for by If-Match, and looked at, as not every server
         knows If-Match."""
@@ -211,7 +238,10 @@ class _ObjectStore:
 
 def _version(meta: Mapping[str, Any]) -> str:
     changed = meta.get("last_modified")  # obstore says 1970 where the server says nothing
-    return str(meta.get("e_tag") or (changed if changed and changed.timestamp() else ""))
+    tag = str(meta.get("e_tag") or "")
+    if tag and not tag.endswith('"'):
+        tag = f'"{tag}"'  # listings of Azure have ETags without the quotes that every other answer puts around them
+    return tag or str(changed if changed and changed.timestamp() else "")
 
 
 def _profile_credentials() -> dict[str, Any]:
@@ -235,6 +265,7 @@ def _failure(error: Exception) -> StoreError:
     text = str(error)
     kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], FailureKind], ...] = (
         ((FileNotFoundError, known.NotFoundError), "missing"),
+        (known.AlreadyExistsError, "exists"),
         (known.PreconditionError, "changed"),
         ((known.PermissionDeniedError, known.UnauthenticatedError), "denied"),
         ((known.NotSupportedError, known.InvalidPathError), "unsupported"),

@@ -28,9 +28,9 @@ __all__ = [
     "with_retries",
 ]
 
-FailureKind = Literal["again", "denied", "changed", "missing", "unsupported"]
+FailureKind = Literal["again", "denied", "changed", "missing", "unsupported", "exists"]
 """``again``: connections, 5xx, stalls, short answers. ``denied``: 401, 403, expired. ``changed``: another version is
-there now. ``missing``: no such object. ``unsupported``: the server cannot do that."""
+there now. ``missing``: no such object. ``unsupported``: the server cannot do that. ``exists``: it is there already."""
 
 _R = TypeVar("_R")
 _SHOWN_CHARACTERS = 300
@@ -131,13 +131,13 @@ def with_retries(
     Raises:
         JobError: ``TR-REMOTE-FAILED``, ``TR-REMOTE-DENIED`` after the last attempt.
         ConfigError: ``TR-REMOTE-MISSING``.
-        StoreError: ``changed`` and ``unsupported``, for the caller to decide.
+        StoreError: ``changed``, ``unsupported`` and ``exists``, for the caller to decide.
     """
     for number in range(1, transfer.attempts + 1):
         try:
             return attempt()
         except StoreError as failure:
-            if failure.kind in ("changed", "unsupported"):
+            if failure.kind in ("changed", "unsupported", "exists"):
                 raise
             last = min(_DENIED_ATTEMPTS, transfer.attempts) if failure.kind == "denied" else transfer.attempts
             if failure.kind == "missing" or number >= last or stop.is_set():
@@ -157,14 +157,14 @@ def _final(failure: StoreError, place: str, attempts: int) -> TokenreelError:
             "TR-REMOTE-DENIED",
             f"the store refuses the credentials, after {attempts} attempts: {failure.reason}",
             place,
-            "credentials in the environment that may list and read",
-            "set them, then the same command again: what was fetched is kept",
+            "credentials in the environment that may list and read, and write where something is uploaded",
+            "set them, then the same command again: what was transferred is kept",
         )
     return JobError(
         "TR-REMOTE-FAILED",
-        f"cannot be fetched, after {attempts} attempts: {failure.reason}",
+        f"the transfer failed, after {attempts} attempts: {failure.reason}",
         place,
-        next_command="the same command again: what was fetched is kept",
+        next_command="the same command again: what was transferred is kept",
     )
 
 

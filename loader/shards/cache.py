@@ -51,6 +51,11 @@ class Cache(Generic[_Value]):
         entry.used = True
         return entry.value
 
+    def peek(self, key: int) -> _Value | None:
+        """The value of ``key`` if there is one; it counts as used no more than before."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
     def drop(self, key: int) -> None:
         """Forget the value of ``key``, if there is one."""
         with self._lock:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ConfigError, DamageError, RefusedError
-from .access import file_size, read_npy, read_verified, resolve
+from .access import read_npy, read_verified, resolve
 from .cache import Cache
-from .documents import DocumentIndex, DocumentPlace
-from .gather import SampleGroups, SegmentRows, gather_segments, group_samples, join_rows
+from .document_lookup import DocumentLookup
+from .documents import DocumentPlace
+from .gather import SampleGroups, ShardTables, gather_segments, group_samples
 from .layout import SHARD_DTYPE, TokenArray, token_dtype
 from .manifest import (
-    MAX_MANIFEST_BYTES,
     FileRecord,
     InputFile,
     Manifest,
@@ -29,7 +29,7 @@ from .manifest import (
 )
 from .reader import ShardFiles, TokenReader
 from .segments import SegmentTable
-from .storage import FolderStorage, Storage
+from .storage import FolderStorage, Storage, read_small
 
 __all__ = ["Dataset", "open_dataset", "read_dataset", "read_manifest"]
 
@@ -72,9 +72,9 @@ class Dataset:
         self._sample_start_K = {name: _starts(samples_R[a:b]) for name, (a, b) in spans.items()}
         self._segment_start_K = {name: _starts(segments_R[a:b]) for name, (a, b) in spans.items()}
         self._tokens: Cache[TokenReader] = Cache(_MAX_OPEN_SHARDS * _OPEN_COST)
-        self._segments: Cache[SegmentRows] = Cache(_TABLE_CACHE_BYTES)
+        self._segments: Cache[ShardTables] = Cache(_TABLE_CACHE_BYTES)
         self._lock = threading.Lock()
-        self._index: DocumentIndex | None = None
+        self._documents = DocumentLookup(storage, manifest)
         self._files: tuple[InputFile, ...] | None = None
 
     def shard_samples(self, source: str) -> NDArray[np.int64]:
@@ -165,25 +165,35 @@ class Dataset:
         tables = [self._segments.get(first_row + shard, self._open_segments) for shard in groups.shards]
         return gather_segments(groups, tables, self._segment_start_K[source], self.manifest.seq_len)
 
-    def find_document(self, document: int) -> tuple[DocumentPlace, ...]:
-        """The shards and rows that hold a document, in shard order; none if the Dataset does not."""
+    @property
+    def searched_rows(self) -> tuple[int, int] | None:
+        """See :attr:`document_lookup.DocumentLookup.searched_rows`."""
+        return self._documents.searched_rows
+
+    def find_document(self, document: int, proven: bool = True) -> tuple[DocumentPlace, ...]:
+        """The shards and rows that hold a document, in shard order; none if the Dataset does not.
+
+        ``proven`` false: where documents.npy lies far away and is large, a few ranges of it will do. They may name a
+        wrong place, which the shard's own table shows, and may miss one.
+        """
         places = []
-        for _, row, document_row in self._document_index().find(document).tolist():
+        for _, row, document_row in self._documents.find(document, proven).tolist():
             if row >= len(self.shards_R) or document_row >= int(self.shards_R["num_documents"][row]):
-                raise DamageError("TR-DATASET-INDEX", "a row names no shard", str(self.path / "documents.npy"))
+                raise DamageError("TR-DATASET-INDEX", "a row names no shard", f"{self.location}/documents.npy")
             shard = self.shards_R[row]
             places.append(DocumentPlace(self.source_names[int(shard["source"])], int(shard["number"]), document_row))
         return tuple(places)
 
-    def samples_of_document(self, document: int) -> list[tuple[str, NDArray[np.int64]]]:
-        """(source, source sample numbers) of a document, one entry a shard that holds it."""
+    def samples_of_document(self, document: int, proven: bool = True) -> list[tuple[str, NDArray[np.int64]]]:
+        """(source, source sample numbers) of a document, one entry a shard that holds it; each entry is proven by the
+        shard's tables, and that there is no other one as :meth:`find_document` says."""
         found = []
-        for place in self.find_document(document):
+        for place in self.find_document(document, proven):
             table = self._segments.get(self._first_row[place.source] + place.shard, self._open_segments)
-            segment_S = np.flatnonzero(table.rows_S["document_row"] == place.row)
-            if not len(segment_S) or int(table.rows_S["id"][segment_S[0]]) != document:
-                raise DamageError("TR-DATASET-INDEX", "a row names another document", str(self.path / "documents.npy"))
-            local_N = np.unique(np.searchsorted(table.offset_N, segment_S, "right") - 1)
+            segment_S = np.flatnonzero(table.table.segments_S["document_row"] == place.row)
+            if not len(segment_S) or int(table.documents_D["id"][place.row]) != document:
+                raise DamageError("TR-DATASET-INDEX", "a row names another document", f"{self.location}/documents.npy")
+            local_N = np.unique(np.searchsorted(table.table.segment_offset_N, segment_S, "right") - 1)
             found.append((place.source, local_N + self._sample_start_K[place.source][place.shard]))
         return found
 
@@ -206,6 +216,10 @@ class Dataset:
             ConfigError: the manifest covers no such file.
         """
         return self.storage.read(name, self._record(name))
+
+    def read_path(self, path: Path, size_bytes: int, xxh3_128: str) -> bytes:
+        """A file of a shard by its path, verified (``reader.ReadWhole``); raises as :meth:`read_file`."""
+        return self.storage.read(path.relative_to(self.path).as_posix(), FileRecord(size_bytes, xxh3_128))
 
     def local_file(self, name: str) -> Path:
         """Path on this machine of a file that the manifest covers by hash; who reads it verifies it.
@@ -265,18 +279,12 @@ class Dataset:
         files = self.shard_files(row)
         most, limit = self.storage.mapped_bytes, _MAX_OPEN_SHARDS * _OPEN_COST
         cost = _OPEN_COST if most is None else max(_OPEN_COST, files.size_bytes * limit // max(1, most))
-        return self.storage.tokens(files), cost
+        tables = self._segments.peek(row)  # who reads batches has them: the file need not be read and verified twice
+        return self.storage.tokens(files, None if tables is None else tables.table.sample_hash_N), cost
 
-    def _open_segments(self, row: int) -> tuple[SegmentRows, int]:
-        segments = join_rows(*self.storage.tables(self.shard_files(row)))
-        return segments, max(_TABLE_COST, segments.size_bytes)
-
-    def _document_index(self) -> DocumentIndex:
-        with self._lock:
-            if self._index is None:
-                record = self._record("documents.npy")
-                self._index = DocumentIndex(self.local_file("documents.npy"), record.size_bytes, record.xxh3_128)
-            return self._index
+    def _open_segments(self, row: int) -> tuple[ShardTables, int]:
+        tables = ShardTables(*self.storage.tables(self.shard_files(row)))
+        return tables, max(_TABLE_COST, tables.size_bytes)
 
 
 def _starts(count_K: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -295,10 +303,7 @@ def read_manifest(path: Path) -> Manifest:
     place = path / "manifest.json"
     if not place.exists() and not place.is_symlink():
         raise ConfigError("TR-DATASET-NONE", "no Dataset here", str(path), "a folder with a manifest.json")
-    size_bytes = file_size(place)
-    if size_bytes > MAX_MANIFEST_BYTES:
-        raise DamageError("TR-FILE-SIZE", f"a manifest of {size_bytes:,} bytes", str(place))
-    return parse_manifest(place.read_bytes(), str(place))
+    return parse_manifest(read_small(place), str(place))
 
 
 def open_dataset(path: Path | str, expect_digest: str | None = None) -> Dataset:

@@ -122,10 +122,6 @@ class DocumentIndex:
         found = [rows[rows["id"] == wanted] for rows in map(self._page, range(start, max(stop, start + 1)))]
         return np.concatenate(found)
 
-    def rows(self) -> NDArray[np.void]:
-        """The whole index in memory, 16 bytes a row (for ``verify``)."""
-        return np.concatenate([np.zeros(0, DOCUMENT_INDEX_DTYPE), *(self._page(p) for p in range(len(self._first_P)))])
-
     def _page(self, page: int) -> NDArray[np.void]:
         size = DOCUMENT_INDEX_DTYPE.itemsize
         start = page * _PAGE_ROWS

@@ -34,19 +34,18 @@ def index_blocks(dataset: Dataset) -> Iterator[NDArray[np.void]]:
     row_bytes = DOCUMENT_INDEX_DTYPE.itemsize
     with dataset.storage.ranges("documents.npy", record) as read:
         head = read(0, min(record.size_bytes, 4096))
-        start, num_rows = npy_layout(head, record.size_bytes, DOCUMENT_INDEX_DTYPE, place)
-        digest = xxhash.xxh3_128(head[:start])
-        last = 0
-        for first in range(0, num_rows, _BLOCK_ROWS):
-            count = min(_BLOCK_ROWS, num_rows - first)
-            block = read(start + first * row_bytes, count * row_bytes)
-            digest.update(block)
-            rows_M = np.frombuffer(block, DOCUMENT_INDEX_DTYPE)
-            ids_M = rows_M["id"]
-            if int(ids_M[0]) < last or (ids_M[1:] < ids_M[:-1]).any():
-                raise DamageError("TR-DATASET-INDEX", "document ids are not sorted", place)
-            last = int(ids_M[-1])
-            yield rows_M
+    start, num_rows = npy_layout(head, record.size_bytes, DOCUMENT_INDEX_DTYPE, place)
+    digest, last = xxhash.xxh3_128(head[:start]), 0
+    rows = ((first, min(_BLOCK_ROWS, num_rows - first)) for first in range(0, num_rows, _BLOCK_ROWS))
+    ranges = ((start + first * row_bytes, count * row_bytes) for first, count in rows)
+    for block in dataset.storage.pieces("documents.npy", record, ranges):
+        digest.update(block)
+        rows_M = np.frombuffer(block, DOCUMENT_INDEX_DTYPE)
+        ids_M = rows_M["id"]
+        if int(ids_M[0]) < last or (ids_M[1:] < ids_M[:-1]).any():
+            raise DamageError("TR-DATASET-INDEX", "document ids are not sorted", place)
+        last = int(ids_M[-1])
+        yield rows_M
     if digest.hexdigest() != record.xxh3_128:
         raise DamageError("TR-FILE-HASH", "the file's bytes differ from those written", place, record.xxh3_128)
 

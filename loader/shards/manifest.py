@@ -237,10 +237,12 @@ def _shard_fault(manifest: Manifest, rows_R: NDArray[np.void]) -> str | None:
     sample_bytes = seq_len * token_dtype(vocab_size).itemsize
     if (samples_R < 1).any() or (samples_R > MAX_SHARD_BYTES // sample_bytes).any():
         return "a shard has an impossible number of samples"
-    for count in np.unique(samples_R).tolist():
-        size = mds_size(count, seq_len, vocab_size)
-        if size >= MAX_SHARD_BYTES or (rows_R["size_bytes"][samples_R == count] != size).any():
-            return f"a shard of {count} samples cannot have another size than {size} bytes"
+    count_U, which_R = np.unique(samples_R, return_inverse=True)
+    size_U = np.array([mds_size(count, seq_len, vocab_size) for count in count_U.tolist()], np.uint64)
+    wrong = np.flatnonzero((size_U >= MAX_SHARD_BYTES)[which_R] | (rows_R["size_bytes"] != size_U[which_R]))
+    if len(wrong):
+        count, size = samples_R[wrong[0]], size_U[which_R[wrong[0]]]
+        return f"a shard of {count} samples cannot have another size than {size} bytes"
     tokens_R = samples_R * np.uint64(seq_len)
     segments_R = rows_R["num_segments"]
     most_R = np.minimum(rows_R["max_segments"], seq_len)

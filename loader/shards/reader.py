@@ -87,8 +87,8 @@ class TokenReader(Protocol):
 class TokenFile:
     """The mapped ``.mds`` file of a shard. Its header is compared whole; its samples are verified as they are read."""
 
-    def __init__(self, files: ShardFiles) -> None:
-        """Map the file.
+    def __init__(self, files: ShardFiles, hash_N: NDArray[np.uint64] | None = None) -> None:
+        """Map the file. ``hash_N`` = its samples' hashes, from a verified table; None: the table is read for them.
 
         Raises:
             DamageError: it is missing, a link, of another size, or its header differs from what was written.
@@ -107,7 +107,8 @@ class TokenFile:
             os.close(descriptor)
         self._view = memoryview(self._map)[len(header) :]
         self._sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
-        self._hashes = read_hashes(files).data
+        hash_N = read_hashes(files) if hash_N is None else hash_N.astype(np.uint64)  # a copy: the table may be let go
+        self._hashes = hash_N.data
 
     @property
     def place(self) -> str:

@@ -178,26 +178,25 @@ def encode_segments(table: SegmentFile, seq_len: int, number: int) -> tuple[byte
 
 def segment_fault(table: SegmentFile, seq_len: int, num_documents: int, max_segments: int) -> str | None:
     """Why the numbers of ``table`` cannot be those of a shard, or None: what keeps every later index in range."""
-    offset_N = table.segment_offset_N.astype(np.int64)
-    rows_S = table.segments_S
-    num_segments = len(rows_S)
-    counts_N = np.diff(offset_N)
-    if offset_N[0] != 0 or offset_N[-1] != num_segments or (counts_N < 1).any():
+    offset_N, rows_S = table.segment_offset_N, table.segments_S
+    if offset_N[0] != 0 or offset_N[-1] != len(rows_S) or (offset_N[1:] <= offset_N[:-1]).any():
         return "segment offsets do not rise from 0 to the number of segments"
-    if int(counts_N.max(initial=0)) != max_segments:
-        return f"a sample has {int(counts_N.max(initial=0))} segments, recorded are at most {max_segments}"
-    start_S = rows_S["token_start"].astype(np.int64)
-    first_N = offset_N[:-1]
-    rises_S = np.diff(start_S, append=seq_len) > 0
-    rises_S[offset_N[1:] - 1] = start_S[offset_N[1:] - 1] < seq_len
-    if (start_S[first_N] != 0).any() or not rises_S.all():
+    most = int((offset_N[1:] - offset_N[:-1]).max(initial=0))
+    if most != max_segments:
+        return f"a sample has {most} segments, recorded are at most {max_segments}"
+    start_S = np.ascontiguousarray(rows_S["token_start"])
+    # starts that rise inside samples and are 0 at their beginnings fall exactly where the next sample begins
+    falls = np.flatnonzero(start_S[1:] <= start_S[:-1]) + 1
+    if start_S[offset_N[:-1]].any() or (start_S >= seq_len).any() or not np.array_equal(falls, offset_N[1:-1]):
         return "token starts of a sample do not rise from 0 below seq_len"
-    padding_S = rows_S["document_row"] == PADDING_ROW
-    if (rows_S["document_row"][~padding_S] >= num_documents).any():
+    beyond = np.flatnonzero(rows_S["document_row"] >= num_documents)
+    if not len(beyond):
+        return None
+    if (rows_S["document_row"][beyond] != PADDING_ROW).any():
         return f"a segment names a document row past the {num_documents} rows of the shard"
-    last_S = np.zeros(num_segments, np.bool_)
+    last_S = np.zeros(len(rows_S), np.bool_)
     last_S[offset_N[1:] - 1] = True
-    if (padding_S & ~last_S).any():
+    if not last_S[beyond].all():
         return "padding is not the last segment of its sample"
     return None
 

@@ -19,17 +19,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import DamageError
-from .access import check_size, file_size, hash_regular, open_regular, read_exact, read_npy, read_verified, resolve
 from .commit import mds_index
-from .dataset import Dataset, read_manifest
-from .documents import DocumentIndex, index_rows, sort_index
-from .layout import PADDING_ROW, SHARD_DTYPE, mds_header, token_dtype
-from .manifest import Manifest, check_shard_table, files_from_text
+from .dataset import Dataset, read_dataset, read_manifest
+from .documents import index_rows, sort_index
+from .index_blocks import index_blocks
+from .layout import DOCUMENT_INDEX_DTYPE, PADDING_ROW, mds_header, token_dtype
+from .manifest import FileRecord, Manifest, files_from_text
 from .reader import ShardFiles, read_documents, read_segments
 from .segments import SegmentFile
-from .storage import FolderStorage
+from .storage import FolderStorage, Storage
 
-__all__ = ["UNCOVERED_NAMES", "Finding", "finding_of", "verify_dataset", "verify_file"]
+__all__ = ["UNCOVERED_NAMES", "Finding", "finding_of", "verify_dataset", "verify_file", "verify_storage"]
 
 UNCOVERED_NAMES = frozenset({"manifest.json", "job.json"})
 """Files of a Dataset that ``files_hashed`` does not hold: the manifest has its own hash, job.json has none."""
@@ -46,7 +46,8 @@ class Finding:
         file: path relative to what was verified.
         place: sample, row or region inside the file; empty if the whole file is meant.
         message: what is wrong.
-        severity: ``damage``, or ``unnamed`` for a file that nothing names (harmless, and not ours).
+        severity: ``damage``, ``unnamed`` for a file that nothing names (harmless, and not ours), or ``note`` for what
+            could not be looked for.
     """
 
     code: str
@@ -90,6 +91,13 @@ def verify_file(path: Path | str, name: str) -> list[Finding]:
     return _verified(Path(path), lambda size_bytes: None, lambda verifier: verifier.run_file(name))
 
 
+def verify_storage(
+    storage: Storage, manifest: Manifest, progress: Callable[[int], None] | None = None
+) -> list[Finding]:
+    """As :func:`verify_dataset`, wherever the files are; what cannot be looked for there is a ``note``."""
+    return _Verifier(storage, manifest, progress or (lambda size_bytes: None)).run()
+
+
 def _verified(
     path: Path, progress: Callable[[int], None], check: Callable[[_Verifier], list[Finding]]
 ) -> list[Finding]:
@@ -98,10 +106,10 @@ def _verified(
         manifest = read_manifest(path)
     except DamageError as error:
         return [finding_of(path, error)]
-    return check(_Verifier(path, manifest, progress))
+    return check(_Verifier(FolderStorage(path), manifest, progress))
 
 
-def finding_of(root: Path, error: DamageError) -> Finding:
+def finding_of(root: Path | str, error: DamageError) -> Finding:
     """A caught error as a finding; its place is made relative to ``root``."""
     file, _, inside = (error.place or "").removeprefix(f"{root}{os.sep}").partition(": ")
     message = error.message if error.expected is None else f"{error.message}; expected {error.expected}"
@@ -109,8 +117,9 @@ def finding_of(root: Path, error: DamageError) -> Finding:
 
 
 class _Verifier:
-    def __init__(self, path: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
-        self._path = path
+    def __init__(self, storage: Storage, manifest: Manifest, progress: Callable[[int], None]) -> None:
+        self._storage = storage
+        self._path = storage.folder
         self._manifest = manifest
         self._progress = progress
         self._findings: list[Finding] = []
@@ -119,9 +128,7 @@ class _Verifier:
         self._guard(self._check_hashed)
         self._guard(self._check_input_files)
         self._guard(self._check_shards)
-        self._findings += [
-            Finding("TR-FILE-UNNAMED", name, "", "nothing names this file", "unnamed") for name in self._unnamed()
-        ]
+        self._findings += self._unnamed()
         return list(dict.fromkeys(self._findings))
 
     def run_file(self, name: str) -> list[Finding]:
@@ -148,16 +155,16 @@ class _Verifier:
         self._check_shard(dataset, int(np.searchsorted(dataset.shards_R["source"], first)) + number)
 
     def _dataset(self) -> Dataset:
-        place = self._path / "shards.npy"
-        rows_R = read_npy(self._read("shards.npy"), SHARD_DTYPE, str(place))
-        check_shard_table(self._manifest, rows_R, str(place))
-        return Dataset(FolderStorage(self._path), self._manifest, rows_R)
+        return read_dataset(self._storage, self._manifest)
 
     def _guard(self, check: Callable[[], object]) -> bool:
         try:
             check()
         except DamageError as error:
-            self._findings.append(finding_of(self._path, error))
+            folder, place = f"{self._path}{os.sep}", error.place or ""
+            if place.startswith(folder):  # what is at a URL has a folder in a cache, too
+                error.place = f"{self._storage.location}/{place.removeprefix(folder)}"
+            self._findings.append(finding_of(self._storage.location, error))
             return False
         return True
 
@@ -170,17 +177,17 @@ class _Verifier:
             self._guard(partial(self._check_hashed_file, name))
 
     def _check_hashed_file(self, name: str) -> None:
-        record = self._manifest.files_hashed[name]
-        place = resolve(self._path, name)
-        check_size(place, file_size(place), record.size_bytes)  # before reading what may have grown without end
-        size_bytes, actual = hash_regular(place)
-        check_size(place, size_bytes, record.size_bytes)
-        if actual != record.xxh3_128:
-            raise DamageError("TR-FILE-HASH", f"the file's bytes have xxh3-128 {actual}", str(place), record.xxh3_128)
+        record, digest = self._manifest.files_hashed[name], xxhash.xxh3_128()
+        starts = range(0, record.size_bytes, _BLOCK_BYTES)
+        ranges = ((start, min(_BLOCK_BYTES, record.size_bytes - start)) for start in starts)
+        for piece in self._storage.pieces(name, record, ranges):
+            digest.update(piece)
+        if digest.hexdigest() != record.xxh3_128:
+            message, place = f"the file's bytes have xxh3-128 {digest.hexdigest()}", f"{self._storage.location}/{name}"
+            raise DamageError("TR-FILE-HASH", message, place, record.xxh3_128)
 
     def _read(self, name: str) -> bytes:
-        record = self._manifest.files_hashed[name]
-        return read_verified(resolve(self._path, name), record.size_bytes, record.xxh3_128)
+        return self._storage.read(name, self._manifest.files_hashed[name])
 
     def _check_input_files(self) -> None:
         files_from_text(self._read("files.txt"), self._manifest.sources, str(self._path / "files.txt"))
@@ -214,8 +221,7 @@ class _Verifier:
 
     def _check_index(self, dataset: Dataset, parts: list[NDArray[np.void]]) -> None:
         name = "documents.npy"
-        record = self._manifest.files_hashed[name]
-        rows_M = DocumentIndex(self._path / name, record.size_bytes, record.xxh3_128).rows()
+        rows_M = np.concatenate([np.zeros(0, DOCUMENT_INDEX_DTYPE), *index_blocks(dataset)])
         expected_M = sort_index(np.concatenate([rows_M[:0], *parts]))
         if not np.array_equal(rows_M, expected_M):
             self._damage("TR-DATASET-INDEX", name, "does not list the documents of the shards")
@@ -233,8 +239,8 @@ class _Verifier:
         files = dataset.shard_files(row)
         tables: list[SegmentFile] = []
         documents: list[NDArray[np.void]] = []
-        self._guard(lambda: tables.append(read_segments(files)))
-        self._guard(lambda: documents.append(read_documents(files)))
+        self._guard(lambda: tables.append(read_segments(files, dataset.read_path)))
+        self._guard(lambda: documents.append(read_documents(files, dataset.read_path)))
         hash_N = tables[0].sample_hash_N if tables else None
         self._guard(partial(self._check_tokens, files, hash_N))
         self._progress(files.size_bytes)
@@ -264,7 +270,7 @@ class _Verifier:
         header = mds_header(files.num_samples, files.seq_len, files.vocab_size)
         places: list[str] = []
         highest = 0
-        for start, block in _blocks(files, len(header)):
+        for start, block in self._blocks(files, len(header)):
             digest.update(block)
             if start is None:
                 places += [] if block == header else ["header"]
@@ -284,17 +290,31 @@ class _Verifier:
         elif highest >= files.vocab_size:
             self._damage("TR-SHARD-TOKENS", files.mds, f"token {highest} is outside the vocabulary")
 
-    def _unnamed(self) -> Iterator[str]:
+    def _blocks(self, files: ShardFiles, header_bytes: int) -> Iterator[tuple[int | None, bytes]]:
+        """(None, header), then (number of its first sample, whole samples) until the end of a .mds file."""
+        sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
+        step = max(1, _BLOCK_BYTES // sample_bytes)
+        starts: list[int | None] = [None, *range(0, files.num_samples, step)]
+        ranges = [(0, header_bytes)]
+        for start in range(0, files.num_samples, step):
+            size_bytes = min(step, files.num_samples - start) * sample_bytes
+            ranges.append((header_bytes + start * sample_bytes, size_bytes))
+        name = files.mds.relative_to(self._path).as_posix()
+        pieces = self._storage.pieces(name, FileRecord(files.size_bytes, files.mds_hash), ranges)
+        yield from zip(starts, pieces, strict=True)
+
+    def _unnamed(self) -> list[Finding]:
+        names = self._storage.names()
+        if names is None:
+            message = "the store has no listing, so files that nothing names were not looked for"
+            return [Finding("TR-FILE-UNNAMED", ".", "", message, "note")]
         named = set(self._manifest.files_hashed) | UNCOVERED_NAMES
         shards = {source.name: source.num_shards for source in self._manifest.sources}
-        for folder, subfolders, names in os.walk(self._path):
-            relative = os.path.relpath(folder, self._path)
-            links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
-            for name in sorted(names + links):
-                full = name if relative == "." else f"{relative}/{name}"
-                if full not in named and not _is_shard_file(name, shards.get(relative, 0)):
-                    yield full
-            subfolders.sort()
+        return [
+            Finding("TR-FILE-UNNAMED", name, "", "nothing names this file", "unnamed")
+            for name in names
+            if name not in named and not _is_shard_file(name.rpartition("/")[2], shards.get(name.rpartition("/")[0], 0))
+        ]
 
 
 def _is_shard_file(name: str, num_shards: int) -> bool:
@@ -307,18 +327,3 @@ def _is_shard_file(name: str, num_shards: int) -> bool:
     ):
         return False
     return parts[1] == f"{int(parts[1]):05d}" and int(parts[1]) < num_shards
-
-
-def _blocks(files: ShardFiles, header_bytes: int) -> Iterator[tuple[int | None, bytes]]:
-    """(None, header), then (number of its first sample, whole samples) until the end of a .mds file."""
-    sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
-    step = max(1, _BLOCK_BYTES // sample_bytes)
-    descriptor = open_regular(files.mds)
-    try:
-        check_size(files.mds, os.fstat(descriptor).st_size, files.size_bytes)
-        yield None, read_exact(descriptor, files.mds, 0, header_bytes)
-        for start in range(0, files.num_samples, step):
-            size_bytes = min(step, files.num_samples - start) * sample_bytes
-            yield start, read_exact(descriptor, files.mds, header_bytes + start * sample_bytes, size_bytes)
-    finally:
-        os.close(descriptor)

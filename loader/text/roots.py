@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, TokenreelError
 from ..remote.store import is_url, open_store
 from ..remote.store_failures import url_problem
 from ..shards.access import check_size
@@ -60,7 +60,8 @@ class TextSource:
         """``roots``: source to folder or URL, ``""`` for all; what is missing comes from job.json."""
         self._dataset = dataset
         self._settings = _source_settings(dataset.manifest.config)
-        self._roots: dict[str, Root] = {**_remembered_roots(dataset.path), **roots}
+        self._roots: dict[str, Root] = dict(roots)
+        self._remembered: dict[str, Root] | None = None
         self._remote: dict[str, RemoteTexts] = {}
         self._decoded: TokenTexts | None = None
 
@@ -78,12 +79,12 @@ class TextSource:
             if self._decoded is None:
                 self._decoded = TokenTexts(self._dataset)
             return self._decoded.texts(entry, places)
-        root = self._roots.get(entry.source, self._roots.get(""))
+        root = self._root_of(entry.source)
         if root is None:
             raise ConfigError(
                 "TR-TEXT-ROOT",
                 f"the input files of source {entry.source!r} are not known here",
-                str(self._dataset.path / "job.json"),
+                f"{self._dataset.location}/job.json",
                 "their root",
                 f"--root {entry.source}=FOLDER",
             )
@@ -95,6 +96,13 @@ class TextSource:
         if entry.size_bytes >= 0 and path.is_file():
             check_size(path, path.stat().st_size, entry.size_bytes)
         return read_texts(path, format_name, text_field, places)
+
+    def _root_of(self, source: str) -> Root | None:
+        """As given; else as job.json remembers it."""
+        given = self._roots.get(source, self._roots.get(""))
+        if given is None and self._remembered is None:
+            self._remembered = _remembered_roots(self._dataset)
+        return given or (self._remembered or {}).get(source)
 
     def _texts_of(self, url: str) -> RemoteTexts:
         if url not in self._remote:
@@ -112,11 +120,16 @@ def _source_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(value["name"]): value for value in sources if isinstance(value, Mapping) and "name" in value}
 
 
-def _remembered_roots(folder: Path) -> dict[str, Root]:
+def _remembered_roots(dataset: Dataset) -> dict[str, Root]:
     """``roots`` of job.json, relative to the Dataset; job.json is covered by no digest, so nothing in it is trusted
-    beyond where to look, and an unreadable one says nothing."""
+    beyond where to look, and an unreadable one says nothing. That of a Dataset at a URL names no folder of this
+    machine: its URLs alone count."""
+    is_far = is_url(dataset.location)
     try:
-        roots = json.loads((folder / "job.json").read_bytes()).get("roots", {})
-        return {str(s): str(root) if is_url(str(root)) else folder / str(root) for s, root in roots.items()}
-    except (OSError, ValueError, AttributeError):
+        roots = json.loads(dataset.storage.unverified("job.json")).get("roots", {})
+        named = {str(source): str(root) for source, root in roots.items()}
+    except (OSError, ValueError, AttributeError, TokenreelError):
         return {}
+    urls: dict[str, Root] = {source: root for source, root in named.items() if is_url(root) and not url_problem(root)}
+    folders = {} if is_far else {source: dataset.path / root for source, root in named.items() if not is_url(root)}
+    return {**folders, **urls}
