@@ -24,6 +24,7 @@ from .documents import REMOVED, Status
 from .fates import Fates
 from .mix import SourceMix
 from .pipeline import Pipeline
+from .report_facts import cluster_facts, expected_removals, length_facts, reject_facts
 from .screen_report import screen_account
 from .stages import read_json
 
@@ -114,7 +115,8 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
     Returns:
         ``{"sources": {source: {...}}, "mix": [rows], "mixture": stages of the default Mixture as
         realised (only where something is asked for), "cut_bytes": bytes cut from documents of both Datasets,
-        "dedup": {...}, "screens": {...}}``.
+        "dedup": {...}, "screens": {...}, "lengths": and "rejects":
+        of ``report_facts``}``.
 
     Raises:
         DamageError: ``TR-ACCOUNT-WRONG``: something was lost or doubled; nothing is published.
@@ -137,9 +139,13 @@ def account(pipeline: Pipeline, written: Written) -> dict[str, Any]:
                 written.counts[split][source]["tokens"],
             )
     cut_bytes = sum(row["trained_cut_bytes"] + row["held_out_cut_bytes"] for row in sources.values())
+    folder = pipeline.folder("decide")
+    dedup = {**dedup_figures(pipeline), "expected": expected_removals(pipeline)}
+    dedup |= {"clusters": cluster_facts(folder / "removed.parquet")}
     account = {"sources": sources, "mix": [row.to_json() for row in mix.rows], "cut_bytes": cut_bytes}
     account |= {"mixture": stages} if (stages := mixture_rows(pipeline)) else {}
-    return {**account, "dedup": dedup_figures(pipeline), "screens": screen_account(pipeline)}
+    account |= {"lengths": length_facts(pipeline), "rejects": reject_facts(folder / "rejected.parquet")}
+    return {**account, "dedup": dedup, "screens": screen_account(pipeline)}
 
 
 def dedup_figures(pipeline: Pipeline) -> dict[str, Any]:

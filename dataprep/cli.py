@@ -105,5 +105,6 @@ def build(options: CommonOptions, config: Path) -> None:
     lines.append(f"dataset     {result['digest']}  {result['output']}")
     if result["validation"]:
         lines.append(f"validation  {result['validation_digest']}  {result['validation']}")
+    lines += [f"remark      {remark}" for remark in result["remarks"]]
     lines += ["", f"tokenreel inspect {result['output']}"]
     options.output.result(result, "\n".join(lines))

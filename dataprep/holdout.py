@@ -5,12 +5,19 @@ Shapes: N documents in priority order.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .documents import Status
 
-__all__ = ["hold_out", "keyed_hash"]
+__all__ = ["hold_out", "holdout_remarks", "keyed_hash"]
+
+_SURE = 3.0
+"""With a fraction of so many times 1/N, nothing of N documents is held out once in 20 times: (1 - 3/N)^N < e^-3."""
 
 
 def keyed_hash(id_N: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
@@ -39,3 +46,27 @@ def hold_out(
     chosen_N = keyed_hash(id_N, seed) < np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
     held = (status_N == Status.KEPT) & chosen_N[component_N]
     return np.where(held, np.uint8(Status.HELD_OUT), status_N).astype(np.uint8)
+
+
+def holdout_remarks(sources: Mapping[str, Mapping[str, Any]], fraction: float) -> list[str]:
+    """One sentence for each source that is trained on and has no document in the validation Dataset.
+
+    Args:
+        sources: rows of the account, with ``trained`` and ``held_out`` documents. fraction: ``holdout.fraction``; 0:
+            none was wanted.
+    """
+    found = []
+    for name, row in sources.items():
+        documents = int(row["trained"])
+        if fraction <= 0 or row["held_out"] or not documents:
+            continue
+        enough = max(math.ceil(_SURE / documents * 1000) / 1000, 2 * fraction)  # with what is usual none was drawn
+        advice = (
+            f"raise holdout.fraction from {fraction:g} to about {enough:g}"
+            if enough < 0.5
+            else "it needs more documents"
+        )
+        found.append(
+            f"{name}: none of {documents:,} documents was held out, so nothing validates this source; {advice}"
+        )
+    return found

@@ -1,32 +1,48 @@
-"""report.html of a Dataset: where every document went, what the mix made of the sources, what was rejected. Written
-from the manifest
-alone, without times or places, so that it is the same for the same Dataset.
+"""report.html of a Dataset: where every document went, clusters of duplicates, lengths, what the mix made of the
+sources, what was rejected. Written from the manifest alone, without times or places, so that it is the same for the
+same Dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from loader.dataset_blocks import dedup_blocks, fate_blocks, packing_blocks
+from loader.errors import RefusedError
 from loader.files import write_atomic
 from loader.page import Block, Chart, Facts, Prose, Section, Table, render_page
+from loader.page_assets import PALETTE
 
 from .screen_report import BENCHMARK_COLUMNS, QUALITY_COLUMNS, benchmark_rows, quality_rows
+
+if TYPE_CHECKING:
+    from loader.shards.manifest import Manifest
 
 __all__ = ["dataset_page", "write_dataset_report"]
 
 
-def write_dataset_report(path: Path, out: Path | None = None) -> Path:
-    """Write the report of the Dataset at ``path`` to ``out``; returns where it is.
+def write_dataset_report(place: Path | Manifest, out: Path | None = None) -> Path:
+    """Write the report of a Dataset, by its folder or its manifest, to ``out``; returns where it is.
 
     Raises:
-        DamageError: the manifest is damaged.
+        DamageError: the manifest is damaged. RefusedError: nobody kept an account of how the Dataset came to be.
     """
     from loader.shards.dataset import read_manifest
 
-    manifest = read_manifest(path)
-    where = out if out is not None else path / "report.html"
+    manifest, beside = (read_manifest(place), place) if isinstance(place, Path) else (place, Path())
+    if "sources" not in manifest.accounting:
+        named = shlex.quote(str(place)) if isinstance(place, Path) else "DATASET"
+        raise RefusedError(
+            "TR-REPORT-ACCOUNT",
+            "this Dataset has no account of its documents",
+            str(beside / "manifest.json"),
+            "one of tokenreel build or import",
+            f"tokenreel inspect {named}",
+        )
+    where = out if out is not None else beside / "report.html"
     write_atomic(where, dataset_page(manifest.config, manifest.accounting, manifest.tokenizer).encode())
     return where
 
@@ -43,18 +59,21 @@ def dataset_page(config: Mapping[str, Any], accounting: Mapping[str, Any], token
     if "import" in config:
         sections = [
             Section("Imported records", _imported(config["import"], sources)),
-            Section("Samples", _samples(config, sources)),
+            Section("Samples", packing_blocks(sources, config["pack"])),
             Section("Tokenizer", [_tokenizer(tokenizer)]),
             Section("Configuration", [Facts(_flat(config))]),
         ]
         return render_page("Dataset", sections, f"{len(sources)} sources, imported, seed {config['seed']}")
+    dedup = dedup_blocks(config["dedup"], accounting["dedup"]) if "dedup" in accounting else []
     sections = [
-        Section("Where every document went", _funnel(sources, config["sources"])),
+        Section("Where every document went", _documents(sources, config["sources"])),
         Section("Bytes of text", _bytes(sources)),
+        *([Section("Lengths", _lengths(sources, accounting["lengths"]))] if accounting.get("lengths") else []),
+        *([Section("Rejected records", _rejects(sources, accounting["rejects"]))] if "rejects" in accounting else []),
         *_screens(accounting.get("screens", {})),
-        *([Section("Deduplication", _dedup(config["dedup"], accounting["dedup"]))] if "dedup" in accounting else []),
+        *([Section("Deduplication", dedup)] if dedup else []),
         Section("Mix", _mix(accounting["mix"], accounting.get("mixture", ()))),
-        Section("Samples", _samples(config, sources)),
+        Section("Samples", packing_blocks(sources, config["pack"])),
         Section("Tokenizer", [_tokenizer(tokenizer)]),
         Section("Configuration", [Facts(_flat(config))]),
     ]
@@ -81,36 +100,53 @@ def _imported(rule: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]])
     return [Prose(words), Table(["source", "files", "records", "empty", "documents", "bytes of text"], rows)]
 
 
-def _fates(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Fate -> documents of each source; ways of being removed that took nothing anywhere are left out."""
-    rows = list(sources.values())
-    methods = [method for method in rows[0]["removed"] if any(row["removed"][method] for row in rows)]
-    fates = {"trained": [row["trained"] for row in rows], "held out": [row["held_out"] for row in rows]}
-    fates |= {method: [row["removed"][method] for row in rows] for method in methods}
-    return {**fates, "rejected": [row["rejected"] for row in rows]}
-
-
-def _funnel(sources: Mapping[str, Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Law 1, by source, as table and as bars."""
-    fates = _fates(sources)
-    rows = [
-        [name, row["records"], *(counts[i] for counts in fates.values())]
-        for i, (name, row) in enumerate(sources.items())
-    ]
-    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(fates) + 2))])
-    traces = [{"type": "bar", "name": fate, "x": list(sources), "y": counts} for fate, counts in fates.items()]
-    law = Prose("Every record is in exactly one column: records = trained + held out + removed + rejected (checked).")
+def _documents(sources: Mapping[str, Mapping[str, Any]], settings: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Law 1, and who stayed out of what."""
     opted_out = [f"Source {s['name']} opted out of: {', '.join(s['opt_out'])}." for s in settings if s["opt_out"]]
     return [
-        law,
+        *fate_blocks(sources),
         *(Prose(text) for text in opted_out),
-        Table(["source", "records", *fates], rows),
-        Chart("Documents of each source by what became of them.", traces, {"barmode": "stack"}),
         Prose(
             "Each removal with its witness or reason: removed.parquet. Each passage that was cut: cuts.parquet. Each "
             "rejected record with its reason: rejected.parquet."
         ),
     ]
+
+
+def _lengths(sources: Iterable[str], lengths: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Block]:
+    """How long documents are, as they came in and as they were kept."""
+    rows, traces = [], []
+    for index, source in enumerate(name for name in sources if name in lengths):
+        for part in ("read", "kept"):
+            counts = lengths[source][part]
+            mean = counts["bytes"] / counts["documents"] if counts["documents"] else 0.0
+            rows.append([source, part, counts["documents"], round(mean), counts["longest"]])
+            colour = PALETTE[index % len(PALETTE)]
+            traces.append({
+                "type": "scatter", "mode": "lines+markers", "name": f"{source}, {part}", "y": counts["by_bits"],
+                "x": [2 ** (bits - 1) if bits else 0.5 for bits in range(len(counts["by_bits"]))],
+                "line": {"color": colour, "dash": "dot" if part == "read" else "solid", "shape": "hv"},
+            })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "bytes of text, from"}, "type": "log"},
+        "yaxis": {"title": {"text": "documents up to twice that length"}, "rangemode": "tozero"},
+    }
+    caption = "Documents by length, in doublings: dotted as they were read, lines as kept by screens and deduplication."
+    heads = ["source", "documents", "number", "mean bytes", "longest, bytes"]
+    return [Chart(caption, traces, layout), Table(heads, rows, filters=("source", "documents"))]
+
+
+def _rejects(sources: Iterable[str], rejects: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Block]:
+    """Records that are no documents, by reason, with the first of each."""
+    rows = [
+        [source, reason, one["records"], one["file"], one["record"], one["record_start"]]
+        for source in sources
+        for reason, one in sorted(rejects.get(source, {}).items())
+    ]
+    if not rows:
+        return [Prose("No record was rejected.")]
+    heads = ["source", "reason", "records", "first in file", "record", "byte offset, decompressed"]
+    return [Table(heads, rows, filters=("source", "reason")), Prose("All of them: rejected.parquet.")]
 
 
 def _bytes(sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
@@ -147,22 +183,6 @@ def _screens(screens: Mapping[str, Any]) -> list[Section]:
     return sections
 
 
-def _dedup(config: Mapping[str, Any], dedup: Mapping[str, Any]) -> list[Block]:
-    """What was compared, and how near removed documents were to what stayed."""
-    figures = {name.replace("_", " "): value for name, value in dedup["figures"].items() if not isinstance(value, dict)}
-    missing = dedup["figures"]["without_order_key"]
-    unranked = {f"{name}: documents that {config['keep']} cannot rank": count for name, count in missing.items()}
-    facts = {"methods": ", ".join(config["methods"]), "decision": config["decision"], "threshold": config["threshold"]}
-    blocks: list[Block] = [Facts({**facts, "keep": config["keep"], **figures, **unranked})]
-    if dedup["removed_by_similarity"]:
-        bins = dedup["removed_by_similarity"]
-        trace = {"type": "bar", "x": list(bins), "y": list(bins.values())}
-        blocks.append(Chart("Documents removed, by exact similarity to their witness (1.00: equal).", [trace], {}))
-    if figures["superseded"]:
-        blocks.append(Prose("Documents that would have been better than an earlier one: superseded.parquet."))
-    return blocks
-
-
 def _mix(rows: list[Mapping[str, Any]], mixture: Sequence[Mapping[str, Any]]) -> list[Block]:
     """What was planned and kept of each source, and the stages of the default mixture where it has any."""
     table = [
@@ -179,7 +199,14 @@ def _mix(rows: list[Mapping[str, Any]], mixture: Sequence[Mapping[str, Any]]) ->
         for row in rows
     ]
     heads = ["source", "available tokens", "planned", "kept", "planned share", "realised share", "error", "epochs"]
-    blocks: list[Block] = [Table(heads, table), Prose("The realised shares are the default mixture of training.")]
+    names = [row["source"] for row in rows]
+    bars = [
+        {"type": "bar", "name": name, "x": names, "y": [row[key] for row in rows], "marker": {"color": colour}}
+        for name, key, colour in (("planned", "ratio", PALETTE[4]), ("realised", "share", PALETTE[0]))
+    ]
+    layout = {"barmode": "group", "yaxis": {"tickformat": ".0%", "title": {"text": "share of tokens"}}}
+    blocks: list[Block] = [Table(heads, table), Chart("Shares of the sources, planned and realised.", bars, layout)]
+    blocks.append(Prose("The realised shares are the default mixture of training."))
     if any(row.get("thinned_documents") for row in rows):
         thinned = {row["source"]: row["thinned_documents"] for row in rows if row.get("thinned_documents")}
         blocks.append(Prose("Available tokens are estimated where documents were left out before they were tokenised:"))
@@ -191,32 +218,6 @@ def _mix(rows: list[Mapping[str, Any]], mixture: Sequence[Mapping[str, Any]]) ->
             for source, value in row["sources"].items()
         ]
         blocks.append(Table(["from position", "positions", "source", "share of tokens", "error"], stages))
-    return blocks
-
-
-def _samples(config: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> list[Block]:
-    """Samples and padding of each source, and what packing did to its documents."""
-    rows, packed = [], []
-    for name, row in sources.items():
-        places = row["trained_tokens"] + row["padding_tokens"]
-        padding = f"{100 * row['padding_tokens'] / places:.3f} %" if places else "-"
-        samples = places // config["pack"]["seq_len"]
-        rows.append([name, row["trained_tokens"], samples, row["padding_tokens"], padding])
-        rows[-1].append(row.get("validation_tokens", 0))
-        if "packing" in row:
-            counts = row["packing"]
-            segments = f"{counts['segments'] / samples:.2f}" if samples else "-"
-            packed.append([name, segments, counts["long_documents"], counts["long_pieces"], counts["fitting_cut"]])
-    heads = ["source", "tokens", "samples", "padding tokens", "padding", "validation tokens"]
-    blocks: list[Block] = [Table(heads, rows)]
-    if packed:
-        pack = config["pack"]
-        words = (
-            f"Packed by {pack['strategy']}: a document of more than {pack['seq_len']:,} tokens is split over samples "
-            "(nothing of it is lost); one that fits is cut by concat alone."
-        )
-        heads = ["source", "segments a sample", "longer than a sample", "their pieces", "fitting, but cut"]
-        blocks += [Prose(words), Table(heads, packed)]
     return blocks
 
 

@@ -20,10 +20,12 @@ from loader.settings import load_config, to_plain
 from .config import BuildConfig, semantic_of
 from .dedup.expect import removal_rows, removal_text
 from .engines import EngineOptions, check_engine, make_engine, run_stage
+from .holdout import holdout_remarks
 from .inputs import check_names, load_job
 from .job import Job
 from .pipeline import Pipeline, locked, plan_pipeline
 from .places import SPLITS, config_paths, existing_build, find_index, index_output, split_outputs
+from .planned_tokens import planned_tokens, tokens_text
 from .stages import RawFile, Stage
 
 __all__ = [
@@ -121,6 +123,7 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
         "to_fetch": {"files": len(to_fetch), "size_bytes": fetch_bytes},
         "sources": sources,
         "removal_probability": removal_rows(config.dedup),
+        "tokens": planned_tokens(pipeline),
         "stages": stages,
     }
     width = max(len(name) for name in sources)
@@ -132,6 +135,7 @@ def describe_plan(prepared: Prepared, last: str, *, finished: bool = False) -> t
     lines += [
         f"  {name:<{width}}  {row['files']:>7,} files  {row['size_bytes']:>17,} bytes" for name, row in sources.items()
     ]
+    lines += ["", *tokens_text(plan["tokens"])]
     if any(stage["stage"] == "decide" for stage in stages):
         lines += ["", removal_text(config.dedup)]
     lines += ["", "stages"]
@@ -343,6 +347,7 @@ def _result(prepared: Prepared) -> dict[str, Any]:
         "digest": dataset.digest,
         "build": prepared.pipeline.digest,
         "accounting": accounting,
+        "remarks": holdout_remarks(accounting["sources"], prepared.pipeline.job.config.holdout.fraction),
         "validation": None,
         "validation_digest": None,
         "stages_s": prepared.timings,
