@@ -7,11 +7,13 @@ after the check, and then by an unpickler that knows ten harmless classes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,36 +21,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.distributed_c10d import ProcessGroup
 
+from loader.block_hashes import hash_block, num_blocks
 from loader.errors import DamageError
-from loader.files import TEMPORARY_PREFIX, check_name, fsync_folder, hash_file
+from loader.files import TEMPORARY_PREFIX, check_name, fsync_folder, make_folder
 from loader.sealed import read_sealed, write_sealed
 
 from .dcp_storage import HashingWriter, StrictPlanner, StrictReader
+from .failure import error_from_json
+from .world import World
 
 __all__ = [
+    "COMMIT_NAME",
     "Checkpoint",
     "CheckpointFacts",
+    "free_path",
     "is_pinned",
     "list_checkpoints",
     "load_tensors",
     "open_checkpoint",
     "pin",
-    "prune",
+    "pin_for_alarm",
+    "pin_steps",
     "remove_unfinished",
     "save_checkpoint",
-    "unpin",
+    "unpin_alarms",
     "verify_checkpoint",
+    "verify_together",
 ]
 
 COMMIT_NAME = "COMMIT.json"
+"""The record that makes a folder a checkpoint; written last."""
 _FORMAT = {"format": "tokenreel-checkpoint", "version": 1}
-_PINS = "pinned"
+_PINS, _ALARM = "pinned", ".alarm"
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class CheckpointFacts:
         cursor: the loader's Cursor as JSON.
         mesh: names and sizes of the dimensions it was saved on.
         state: further state: detectors, counters.
+        time_s: when it was made, seconds since 1970 by that machine's clock; only retention by days looks at it.
+        run_id: of the run that made it; "": not said.
     """
 
     step: int
@@ -71,6 +83,8 @@ class CheckpointFacts:
     cursor: Mapping[str, Any]
     mesh: Mapping[str, int]
     state: Mapping[str, Any]
+    time_s: float = 0.0
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,8 @@ class Checkpoint:
     """A committed checkpoint whose COMMIT.json is intact; ``verify_checkpoint`` answers for the rest.
 
     Attributes:
-        path: its folder. facts: what it says. files: name -> (size in bytes, xxh3-128).
+        path: its folder. facts: what it says. files: name -> (size in bytes, xxh3-128 of each 64 MiB, one behind
+            the other).
     """
 
     path: Path
@@ -86,7 +101,7 @@ class Checkpoint:
     files: Mapping[str, tuple[int, str]]
 
 
-def _free_path(folder: Path, step: int) -> Path:
+def free_path(folder: Path, step: int) -> Path:
     """``step_000100``, or ``step_000100-2`` and so on when a checkpoint of another branch or attempt has the name."""
     name, count = f"step_{step:06d}", 1
     path = folder / name
@@ -97,9 +112,9 @@ def _free_path(folder: Path, step: int) -> Path:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """DCP warns when no process group exists; a lone reader is no mistake."""
-    if torch.distributed.is_initialized():
+def _quiet(alone: bool) -> Iterator[None]:
+    """DCP warns when a process reads or writes without a group; a lone one is no mistake."""
+    if not alone and torch.distributed.is_initialized():
         yield
         return
     with warnings.catch_warnings():
@@ -108,7 +123,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _causes(error: CheckpointException) -> list[BaseException]:
-    """What went wrong on each rank: DCP hides it, with a stack, in an exception that is not even an ``Exception``."""
+    """What went wrong, by rank: DCP hides it, with a stack, in an exception that is not even an ``Exception``."""
+    for rank, (cause, _) in error.failures.items():
+        cause.add_note(f"rank {rank}")
     return [cause for _, (cause, _) in sorted(error.failures.items())]
 
 
@@ -118,41 +135,71 @@ def _commit_value(files: Mapping[str, tuple[int, str]], facts: CheckpointFacts) 
 
 
 def save_checkpoint(
-    folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts, group: ProcessGroup | None = None
+    folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts, world: World | None = None
 ) -> Checkpoint:
-    """Write a checkpoint durably into a fresh folder below ``folder``; ``group``: whose collectives to use.
+    """Write a checkpoint durably into a fresh folder below ``folder``; every process of ``world`` calls it.
 
-    Killed at any moment it leaves either nothing or a folder with a temporary name; no older checkpoint is touched.
+    Each process writes and hashes its own file; the leading one makes the folder, and commits it last. What fails in
+    one process fails in all. Killed at any moment it leaves either nothing or a folder with a temporary name; no older
+    checkpoint is touched.
 
     Raises:
-        OSError: the file system refused (disk full, ...); what was written is removed.
+        OSError: the file system refused (disk full, ...), in whichever process; what was written is removed.
+        JobError: the leading process failed, for the others.
+        RuntimeError: another process is gone.
     """
-    final = _free_path(folder, facts.step)
-    temporary = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{final.name}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    world = world or World()
+    temporary = folder / world.share(lambda: _make_temporary(folder, facts), world.saving)
     try:
         writer = HashingWriter(temporary)
-        with _quiet():
-            save(dict(tensors), storage_writer=writer, planner=DefaultSavePlanner(False, False), process_group=group)
-        files = dict(sorted(writer.hashes().items()))
-        write_sealed(temporary / COMMIT_NAME, _commit_value(files, facts))
-        fsync_folder(temporary)
-        os.rename(temporary, final)
+        planner, group = DefaultSavePlanner(False, False), world.saving
+        with _quiet(alone=False):
+            save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+        files = dict(sorted(world.gather(writer.hashes(), world.saving).items()))
+        files = {name: (int(size), str(digest)) for name, (size, digest) in files.items()}
+        name = world.share(lambda: _commit(temporary, facts.step, _commit_value(files, facts)), world.saving)
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if world.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, CheckpointException):
             raise _causes(error)[0] from error
         raise
-    fsync_folder(folder)
-    return Checkpoint(final, facts, files)
+    return Checkpoint(folder / name, facts, files)
+
+
+def _make_temporary(folder: Path, facts: CheckpointFacts) -> str:
+    """A fresh folder that no other writer takes, not even one on another machine; its name."""
+    make_folder(folder)
+    name = f"{TEMPORARY_PREFIX}{facts.number}-{secrets.token_hex(4)}-step_{facts.step:06d}"
+    (folder / name).mkdir()
+    return name
+
+
+def _commit(temporary: Path, step: int, value: Mapping[str, Any]) -> str:
+    """Seal the folder and give it its name, which is returned."""
+    for name, (size_bytes, _) in value["files"].items():
+        path = temporary / name
+        if path.stat().st_size != size_bytes:  # a start on another machine takes the folder for a dead one's
+            raise OSError(errno.EIO, "another process changed a file of the checkpoint", str(path))
+    write_sealed(temporary / COMMIT_NAME, value)
+    fsync_folder(temporary)
+    while True:
+        final = free_path(temporary.parent, step)
+        try:
+            os.rename(temporary, final)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another writer took the name just now
+                raise
+    fsync_folder(final.parent)
+    return final.name
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read COMMIT.json of one checkpoint.
 
     Raises:
-        DamageError: it is missing or damaged.
+        DamageError: it is missing or damaged, or another run made it.
     """
     place = path / COMMIT_NAME
     value = read_sealed(place)
@@ -161,9 +208,25 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise DamageError("TR-CHECKPOINT-FORMAT", "another format of checkpoint", str(place), str(_FORMAT))
         entries = value.pop("files").items()
         files = {_file_name(name): (int(size_bytes), str(digest)) for name, (size_bytes, digest) in entries}
-        return Checkpoint(path, CheckpointFacts(**{**value, "state": json.loads(value["state"])}), files)
+        facts = CheckpointFacts(**{**value, "state": json.loads(value["state"])})
+        _check_run(path, facts.run_id)
+        return Checkpoint(path, facts, files)
     except (KeyError, TypeError, ValueError) as error:
         raise DamageError("TR-CHECKPOINT-FORMAT", "no record of a checkpoint", str(place), "COMMIT.json") from error
+
+
+def _check_run(path: Path, run_id: str) -> None:
+    """A copy from another run is intact by every hash, and would go on with that run's weights.
+
+    Raises:
+        DamageError: another run than the one around the folder made it.
+    """
+    identity = path.parent.parent / "run.json"
+    if not run_id or not identity.is_file():
+        return
+    here = str(read_sealed(identity)["run_id"])
+    if here != run_id:
+        raise DamageError("TR-CHECKPOINT-RUN", f"run {run_id} made it, not {here}", str(path), "this run's own")
 
 
 def _file_name(name: str) -> str:
@@ -187,82 +250,98 @@ def list_checkpoints(folder: Path) -> tuple[list[Checkpoint], list[DamageError]]
     return sorted(good, key=lambda checkpoint: checkpoint.facts.number), damaged
 
 
-def verify_checkpoint(checkpoint: Checkpoint) -> None:
-    """Hash every byte of a checkpoint.
+def verify_checkpoint(checkpoint: Checkpoint, rank: int = 0, ranks: int = 1) -> None:
+    """Hash a checkpoint's bytes: all of them, or the share of one of ``ranks`` processes, by blocks of 64 MiB.
 
     Raises:
         DamageError: a file is missing, has another size or another hash; the file is named.
     """
-    for name, (size_bytes, digest) in checkpoint.files.items():
-        path = checkpoint.path / name
+    blocks = [
+        (name, number) for name, (size_bytes, _) in checkpoint.files.items() for number in range(num_blocks(size_bytes))
+    ]
+    for name, number in blocks[len(blocks) * rank // ranks : len(blocks) * (rank + 1) // ranks]:
+        size_bytes, digest = checkpoint.files[name]
+        path, expected = checkpoint.path / name, digest[32 * number : 32 * number + 32]
         try:
-            intact = path.stat().st_size == size_bytes and hash_file(path) == digest
+            intact = path.stat().st_size == size_bytes and hash_block(path, number) == expected
         except OSError as error:
             raise DamageError(
                 "TR-CHECKPOINT-MISSING", f"cannot read: {error.strerror}", str(path), "a file named in COMMIT.json"
             ) from error
-        if not intact:
-            raise DamageError("TR-CHECKPOINT-HASH", "not the bytes that were saved", str(path), f"xxh3-128 {digest}")
+        if not intact or len(digest) != 32 * num_blocks(size_bytes):
+            raise DamageError("TR-CHECKPOINT-HASH", "not the bytes that were saved", str(path), f"xxh3-128 {expected}")
 
 
-def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
+def verify_together(path: Path, world: World, group: ProcessGroup | None = None) -> Checkpoint:
+    """Open and verify a checkpoint, each process of ``world`` its share; all of them come to the same verdict.
+
+    Raises:
+        DamageError: what the lowest rank that found damage found.
+    """
+    found, verdict = None, None
+    try:
+        found = open_checkpoint(path)
+        verify_checkpoint(found, world.rank, world.size)
+    except DamageError as error:
+        verdict = error.to_json()
+    verdicts = world.gather({str(world.rank): verdict}, group)
+    for rank in range(world.size):
+        if verdicts[str(rank)] is not None:
+            raise error_from_json(verdicts[str(rank)])
+    assert found is not None
+    return found
+
+
+def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
     """Copy a checkpoint's tensors into ``tensors`` in place; verify it first.
+
+    Args:
+        checkpoint: saved on any mesh. tensors: where they go; DTensors take their own parts.
+        world: whose processes all load together; None: this process alone.
 
     Raises:
         DamageError: the index holds anything but tensors, or not these tensors.
     """
     reader = StrictReader(checkpoint.path, frozenset(checkpoint.files))
     try:
-        with _quiet():
-            load(dict(tensors), storage_reader=reader, planner=StrictPlanner(False, False))
+        planner, alone = StrictPlanner(False, False), world is None or world.size == 1
+        with _quiet(alone):
+            load(dict(tensors), storage_reader=reader, planner=planner, no_dist=alone)
     except CheckpointException as error:
         causes = "; ".join(str(cause) for cause in _causes(error))
         raise DamageError("TR-CHECKPOINT-TENSORS", causes, str(checkpoint.path), "the tensors of this model") from error
 
 
-def _pin_path(checkpoint: Checkpoint) -> Path:
-    return checkpoint.path.parent / _PINS / checkpoint.path.name
-
-
 def pin(checkpoint: Checkpoint) -> None:
-    """Keep a checkpoint whatever the retention says."""
-    path = _pin_path(checkpoint)
+    """Keep a checkpoint for good, whatever the retention says."""
+    _touch(checkpoint.path.parent / _PINS / checkpoint.path.name)
+
+
+def pin_for_alarm(checkpoint: Checkpoint) -> None:
+    """Keep a checkpoint until :func:`unpin_alarms`; if it is kept for good, it stays so."""
+    _touch(checkpoint.path.parent / _PINS / (checkpoint.path.name + _ALARM))
+
+
+def pin_steps(folder: Path, steps: Iterable[int]) -> None:
+    """Keep the checkpoints of these steps for good, also where they lie in a store alone."""
+    for step in steps:
+        _touch(folder / _PINS / f"step_{step:06d}")
+
+
+def _touch(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
 
 
-def unpin(checkpoint: Checkpoint) -> None:
-    """Undo :func:`pin`."""
-    _pin_path(checkpoint).unlink(missing_ok=True)
+def unpin_alarms(folder: Path) -> None:
+    """Undo :func:`pin_for_alarm` for all checkpoints in ``folder``, also of processes that were killed since."""
+    for path in (folder / _PINS).glob(f"*{_ALARM}"):
+        path.unlink(missing_ok=True)
 
 
-def is_pinned(checkpoint: Checkpoint) -> bool:
-    """Whether :func:`pin` was called on it."""
-    return _pin_path(checkpoint).exists()
-
-
-def prune(folder: Path, keep: list[Checkpoint]) -> list[Path]:
-    """Remove what is older than the oldest of ``keep`` and neither kept nor pinned; returns the removed folders.
-
-    Only when the newest of ``keep`` proves intact on disk: below one valid checkpoint nothing is ever removed.
-    Damaged folders are left alone.
-
-    Raises:
-        DamageError: the newest of ``keep`` is damaged; nothing was removed.
-    """
-    if not keep:
-        return []
-    verify_checkpoint(max(keep, key=lambda checkpoint: checkpoint.facts.number))
-    oldest = min(checkpoint.facts.number for checkpoint in keep)
-    kept = {checkpoint.path for checkpoint in keep}
-    removed = []
-    for checkpoint in list_checkpoints(folder)[0]:
-        if checkpoint.facts.number < oldest and checkpoint.path not in kept and not is_pinned(checkpoint):
-            doomed = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-removed-{checkpoint.path.name}"
-            os.rename(checkpoint.path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-            removed.append(checkpoint.path)
-    return removed
+def is_pinned(path: Path) -> bool:
+    """Whether the checkpoint at ``path`` is kept, for good or for an alarm."""
+    return any((path.parent / _PINS / (path.name + kind)).exists() for kind in ("", _ALARM))
 
 
 def remove_unfinished(folder: Path) -> list[Path]:

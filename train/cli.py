@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from loader.cli_options import CommonOptions, Output, common_options, output_options
+from loader.errors import JobError
 from loader.settings import load_config
 
 from .config import TrainConfig
-from .launch import exec_training, under_torchrun
-
-if TYPE_CHECKING:
-    from .loop import RunResult
+from .launch import exec_training, place, under_torchrun
 
 __all__ = ["replay", "rollback", "train"]
 
@@ -34,17 +32,32 @@ def train(options: CommonOptions, config: str) -> int:
         flags = [flag for flag, given in (("--json", options.output.json), ("--quiet", options.output.quiet)) if given]
         overrides = [word for override in options.all_overrides("run.reader_threads") for word in ("--set", override)]
         debug = ["--debug"] if "--debug" in sys.argv[1:2] else []
-        exec_training([*debug, "train", config, *overrides, *flags], loaded.config.run.threads)
+        words = [*debug, "train", config, *overrides, *flags]
+        if loaded.config.run.processes == 1:
+            exec_training(words, loaded.config.run.threads, replica=loaded.config.run.torchft is not None)
+        from .many import launch
+
+        return launch(words, loaded.config.run, options.output.note)
+    from .failure import EchoError
     from .process import train_process
 
-    result, code = train_process(loaded, options.output.note)
-    options.output.result({**vars(result), "run": str(loaded.path.parent / loaded.config.output)}, _text(result))
+    try:
+        terminal = sys.stderr if sys.stderr.isatty() and not options.output.quiet else None
+        result, code = train_process(loaded, options.output.note, terminal)
+    except EchoError as echo:
+        return echo.exit_code
+    except JobError as error:
+        if not place().again:
+            raise
+        options.output.note(str(error))  # the result is still to come
+        return error.exit_code
+    if place().rank == 0:
+        from .job import resolve_job
+        from .summary import summary, summary_text
+
+        facts = summary(result, resolve_job(loaded).paths, loaded.config.steps)
+        options.output.result(facts, lambda: summary_text(facts))
     return code
-
-
-def _text(result: RunResult) -> str:
-    loss = "no loss" if result.loss is None else f"loss {result.loss:.4f}"
-    return f"{result.outcome}: {result.step} steps, branch {result.branch}, {loss}, {result.rollbacks} rollbacks"
 
 
 def _show_plan(output: Output, loaded: Any) -> int:

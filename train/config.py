@@ -2,180 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from loader.run_config import DataConfig
 
+from .checkpoint_config import CheckpointConfig
+from .config_checks import require
+from .evaluate_config import EvaluateConfig
+from .model_config import ModelConfig
+from .optim_config import AnnealConfig, OptimizerConfig, ScheduleConfig
+from .parallel.config import ParallelConfig
+from .replicas.config import TorchftConfig
 from .spikes.config import SpikeConfig
+from .wandb_config import WandbConfig
 
 __all__ = [
-    "PRESETS",
     "CheckpointConfig",
     "EvaluateConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Preset",
     "RunConfig",
-    "ScheduleConfig",
     "TrainConfig",
 ]
 
-
-def _require(checks: Iterable[tuple[str, bool, str]]) -> None:
-    """Raise a ValueError with one ``key: message`` line for each failed check."""
-    problems = [f"{key}: {message}" for key, good, message in checks if not good]
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-@dataclass(frozen=True)
-class Preset:
-    """Sizes of a named model: width, blocks, query heads, key/value heads, feed-forward width."""
-
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-
-
-PRESETS: dict[str, Preset] = {"tiny": Preset(dim=128, layers=3, heads=4, kv_heads=4, ffn=384)}
-"""Named sizes. An entry needs its rows in the tests of the model."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The ``model:`` block. Vocabulary and sample length come from the Datasets.
-
-    Attributes:
-        preset: a key of ``PRESETS``; the five sizes below override it one by one.
-        dim, layers, heads, kv_heads, ffn: see ``Preset``.
-        qk_norm: RMSNorm on queries and keys. z_loss: weight of the squared log partition function (1e-4 is common).
-        tied: the head shares the embedding's weights. rope_base: base of the rotary frequencies.
-        attention: a row of ``train.attention.ATTENTION``; null takes the default of device and sample length.
-    """
-
-    preset: Literal["tiny"] = "tiny"
-    dim: int | None = None
-    layers: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    ffn: int | None = None
-    qk_norm: bool = False
-    z_loss: float = 0.0
-    tied: bool = False
-    rope_base: float = 10000.0
-    attention: Literal["sdpa_mask", "sdpa_loop"] | None = None
-
-    def __post_init__(self) -> None:
-        sizes = self.sizes()
-        _require(
-            [
-                (
-                    "dim",
-                    min(sizes.dim, sizes.layers, sizes.heads, sizes.kv_heads, sizes.ffn) >= 1,
-                    "sizes must be > 0",
-                ),
-                ("heads", sizes.heads < 1 or sizes.dim % (2 * sizes.heads) == 0, "dim must be a multiple of 2 x heads"),
-                ("kv_heads", sizes.kv_heads < 1 or sizes.heads % sizes.kv_heads == 0, "must divide heads"),
-                ("z_loss", self.z_loss >= 0, "must be >= 0"),
-                ("rope_base", self.rope_base > 1, "must be > 1"),
-            ]
-        )
-
-    def sizes(self) -> Preset:
-        """The preset with the overrides applied. Without ``kv_heads``, overriding ``heads`` overrides both."""
-        preset = PRESETS[self.preset]
-        chosen = {name: getattr(self, name) for name in ("dim", "layers", "heads", "kv_heads", "ffn")}
-        if chosen["heads"] is not None and chosen["kv_heads"] is None:
-            chosen["kv_heads"] = chosen["heads"]
-        return replace(preset, **{name: value for name, value in chosen.items() if value is not None})
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """The ``optimizer:`` block (AdamW).
-
-    Attributes:
-        lr: peak learning rate. betas, eps: Adam's. weight_decay: decoupled, on matrices.
-        clip_norm: largest L2 norm of the gradients; null does not clip.
-    """
-
-    lr: float = 3e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        _require(
-            [
-                ("lr", 0 < self.lr < float("inf"), "must be > 0"),
-                ("betas", all(0 <= beta < 1 for beta in self.betas), "must lie in [0, 1)"),
-                ("eps", self.eps > 0, "must be > 0"),
-                ("weight_decay", self.weight_decay >= 0, "must be >= 0"),
-                ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "must be > 0 or null"),
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """The ``schedule:`` block; everything counts positions (samples of the plan), not steps.
-
-    Attributes:
-        kind: a row of ``train.optim.SCHEDULES``.
-        warmup_positions: linear warm-up.
-        total_positions: where the decay ends; needed by every kind but ``constant``.
-        final_fraction: of the peak, at the end. decay_fraction: of the positions after the warm-up (``wsd`` only).
-    """
-
-    kind: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    warmup_positions: int = 0
-    total_positions: int | None = None
-    final_fraction: float = 0.1
-    decay_fraction: float = 0.2
-
-    def __post_init__(self) -> None:
-        total = self.total_positions
-        _require(
-            [
-                ("warmup_positions", self.warmup_positions >= 0, "must be >= 0"),
-                ("total_positions", self.kind == "constant" or total is not None, f"{self.kind} needs it"),
-                ("total_positions", self.kind != "constant" or total is None, "constant has no end"),
-                ("total_positions", total is None or total > self.warmup_positions, "must lie behind the warm-up"),
-                ("final_fraction", 0 <= self.final_fraction <= 1, "must lie in [0, 1]"),
-                ("decay_fraction", 0 < self.decay_fraction <= 1, "must lie in (0, 1]"),
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """The ``checkpoint:`` block: how often to save (and at the end), how many to keep (and pinned ones)."""
-
-    every_steps: int = 100
-    keep_last: int = 3
-
-    def __post_init__(self) -> None:
-        _require(
-            [("every_steps", self.every_steps >= 1, "must be >= 1"), ("keep_last", self.keep_last >= 1, "must be >= 1")]
-        )
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """The ``evaluate:`` block: held-out perplexity of every source over ``samples`` samples each; 0 steps is off."""
-
-    every_steps: int = 0
-    samples: int = 64
-
-    def __post_init__(self) -> None:
-        _require(
-            [("every_steps", self.every_steps >= 0, "must be >= 0"), ("samples", self.samples >= 1, "must be >= 1")]
-        )
+_MOST = 1024
+"""Of processes or threads on one machine: with a million threads OpenMP dies of a segmentation fault."""
 
 
 @dataclass(frozen=True)
@@ -183,32 +33,59 @@ class RunConfig:
     """The ``run:`` block: where and how it computes; enters no digest.
 
     Attributes:
+        processes: to start on this machine when no launcher does; under torchrun it is what torchrun says.
+        restarts: how often all of them are started again after one was killed or failed without a reason that would
+            come again; under torchrun it is what torchrun says.
         threads: compute threads of a process; another number may round differently.
-        device: ``cpu``; others follow with tests of their own. log_every: steps between lines of progress.
-        reader_threads: threads that read ahead. tensorboard: also write event files.
+        device: ``cpu``, or ``cuda``: that of each process's local rank. log_every: steps between lines of progress.
+        recompute: what the backward pass computes again to save memory (a row of ``train.recompute.RECOMPUTE``).
+        compile: compile every block by ``torch.compile``; rounds differently, and the first steps take minutes.
+        reader_threads: threads that read ahead. tensorboard: also write event files. wandb: where on W&B, or null.
+        peak_tflops: what one device could do in this precision, for the utilisation; null: by the table of devices,
+            which knows no processors.
+        torchft: this process is one of several replicas that come and go while the run goes on, or null.
         cache: folder for what is fetched of Datasets at URLs, relative to the configuration's folder; null: the user's
             cache folder. One folder serves all processes of a machine; it must lie on a local disk.
         cache_bytes: most bytes of shards kept there; null: what the disk has, but for a twentieth.
     """
 
+    processes: int = 1
+    restarts: int = 0
     threads: int = 1
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     log_every: int = 10
+    recompute: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
     reader_threads: int = 1
     tensorboard: bool = False
+    wandb: WandbConfig | None = None
+    peak_tflops: float | None = None
+    torchft: TorchftConfig | None = None
     cache: str | None = None
     cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             [
-                ("threads", self.threads >= 1, "must be >= 1"),
+                ("processes", 1 <= self.processes <= _MOST, f"must lie in 1 .. {_MOST:,}"),
+                ("restarts", self.restarts >= 0, "must be >= 0"),
+                ("threads", 1 <= self.threads <= _MOST, f"must lie in 1 .. {_MOST:,}"),
                 ("log_every", self.log_every >= 1, "must be >= 1"),
-                ("reader_threads", self.reader_threads >= 1, "must be >= 1"),
+                ("reader_threads", 1 <= self.reader_threads <= _MOST, f"must lie in 1 .. {_MOST:,}"),
+                ("peak_tflops", self.peak_tflops is None or self.peak_tflops > 0, "must be > 0 or null"),
                 ("cache", self.cache is None or bool(self.cache.strip()), "must name a folder"),
+                *self._replica_checks(),
                 ("cache_bytes", self.cache_bytes is None or self.cache_bytes >= 1, "must be >= 1 or null"),
             ]
         )
+
+    def _replica_checks(self) -> list[tuple[str, bool, str]]:
+        """What a replica cannot be; refused by name rather than tried."""
+        alone = self.torchft is None
+        return [
+            ("processes", alone or self.processes == 1, "must be 1 with torchft: each replica is started by itself"),
+            ("device", alone or self.device == "cpu", "must be cpu with torchft: NCCL was never tried there"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -235,18 +112,34 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    precision: Literal["fp32", "bf16"] = "bf16"
+    anneal: AnnealConfig | None = None
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             [
                 ("output", bool(self.output.strip()), "must name a folder"),
                 ("steps", self.steps >= 1, "must be >= 1"),
                 ("seed", 0 <= self.seed < 1 << 63, "must lie in 0 .. 2^63"),
                 ("micro_batch", self.micro_batch is None or self.micro_batch >= 1, "must be >= 1 or null"),
+                *self._replica_checks(),
             ]
         )
+
+    def _replica_checks(self) -> list[tuple[str, bool, str]]:
+        """What replicas cannot do together; refused by name rather than approximated."""
+        alone, parallel = self.run.torchft is None, self.parallel
+        return [
+            ("parallel.data", alone or parallel.data == "ddp", "must be ddp with run.torchft: nothing is cut there"),
+            *(
+                (f"parallel.{name}", alone or getattr(parallel, name) == 1, "must be 1 with run.torchft")
+                for name in ("tensor", "pipeline", "context")
+            ),
+            ("spikes.enabled", alone or not self.spikes.enabled, "must be false with run.torchft: no rollbacks there"),
+            ("checkpoint.upload", alone or self.checkpoint.upload is None, "must be null with run.torchft"),
+        ]

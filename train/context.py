@@ -5,44 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from loader.errors import ConfigError, DamageError
 from loader.runs import read_branches
 from loader.sources import Sources
 from loader.stream.batch import read_batch
 
-from .checkpoint import Checkpoint, load_tensors
-from .inputs import to_inputs
+from .frozen import frozen_model
 from .job import Job
 from .lineage import newest_valid
 from .spikes.records import FrozenModel
-from .state import build_model, input_options
+from .stepping import most_samples
+from .world import World
 
 if TYPE_CHECKING:
     from loader.order.plan import Plan
     from loader.stream.batch import Batch
 
-__all__ = ["RunContext", "frozen_model", "vocabulary_bytes"]
-
-
-def frozen_model(job: Job, sources: Sources, checkpoint: Checkpoint) -> FrozenModel:
-    """The weights of a verified checkpoint in a model of their own; the global random state stays as it is.
-
-    Raises:
-        DamageError: it holds no tensors of this model.
-    """
-    model = build_model(job.config, sources)
-    load_tensors(checkpoint, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
-    options = input_options(job.config, sources)
-
-    @torch.no_grad()
-    def hidden(batch: Batch) -> torch.Tensor:
-        with model.precision.autocast(options.device):
-            return model.hidden(to_inputs(batch, options))
-
-    facts = checkpoint.facts
-    return FrozenModel(facts.step, int(facts.cursor["next_position"]), hidden, model.head.weight.detach())
+__all__ = ["RunContext", "vocabulary_bytes"]
 
 
 def vocabulary_bytes(sources: Sources) -> list[bytes] | None:
@@ -62,10 +41,19 @@ class RunContext:
     Args:
         job: the run. sources: its Datasets. plan: as the branch sees it.
         damaged: told of each damaged checkpoint met on the way.
+        world: whose processes all investigate; None: this one alone.
     """
 
-    def __init__(self, job: Job, sources: Sources, plan: Plan, damaged: Callable[[DamageError], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sources: Sources,
+        plan: Plan,
+        damaged: Callable[[DamageError], None],
+        world: World | None = None,
+    ) -> None:
         self._job, self._sources, self._plan, self._damaged = job, sources, plan, damaged
+        self._world = world or World()
         self._token_bytes: list[bytes] | None = None
         self._asked = False
 
@@ -73,15 +61,24 @@ class RunContext:
         """The newest valid checkpoint whose next step is <= ``step``, on the current branch, since its last remap; None
         if there is none."""
         paths = self._job.paths
-        checkpoint = newest_valid(paths.checkpoints, read_branches(paths), step, self._damaged)
+        checkpoint = newest_valid(paths.checkpoints, read_branches(paths), step, self._damaged, self._world)
         start = self._plan.config.start
         if checkpoint is not None and start is not None and checkpoint.facts.step < start.step:
             return None
-        return None if checkpoint is None else frozen_model(self._job, self._sources, checkpoint)
+        return None if checkpoint is None else frozen_model(self._job, self._sources, checkpoint, self._world)
 
     def read_batch(self, step: int) -> Batch:
-        """The whole global batch of a step of the current branch, as the run saw it."""
-        return read_batch(self._plan, self._sources, step)
+        """This data rank's part of the global batch of a step of the current branch, as the run saw it."""
+        mesh = self._world.mesh
+        return read_batch(self._plan, self._sources, step, mesh.place.data, mesh.shape.data)
+
+    def most_samples(self, step: int) -> int:
+        """Samples of the data rank that has the most of a step."""
+        return most_samples(self._plan, step, self._world)
+
+    def agree(self, make: Callable[[], Any]) -> Any:
+        """A JSON-able value that the leading process makes, on every process."""
+        return self._world.share(make)
 
     def positions_of_steps(self, start: int, stop: int) -> tuple[int, int]:
         """The positions ``[first, next)`` that the steps ``[start, stop)`` consumed."""

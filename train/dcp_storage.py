@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from loader.block_hashes import BlockDigest
 from loader.errors import DamageError
 
 __all__ = ["HashingWriter", "StrictPlanner", "StrictReader", "load_index"]
@@ -69,17 +69,15 @@ def load_index(data: bytes, place: str) -> Metadata:
 
 
 class _HashingStream(io.BufferedWriter):
-    """A file opened for writing whose bytes are hashed on their way."""
+    """A file opened for writing whose bytes are hashed on their way, block by block."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"), buffer_size=1 << 20)
-        self.digest = xxhash.xxh3_128()
-        self.size_bytes = 0
+        self.digest = BlockDigest()
 
     def write(self, data: Any) -> int:
         written = super().write(data)
         self.digest.update(data)
-        self.size_bytes += written
         return written
 
 
@@ -95,7 +93,7 @@ class _HashingFileSystem(FileSystem):
             return
         with _HashingStream(Path(path)) as stream:
             yield stream
-        self.hashes[Path(path).name] = (stream.size_bytes, stream.digest.hexdigest())
+        self.hashes[Path(path).name] = (stream.digest.size_bytes, stream.digest.hexdigest())
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
@@ -111,7 +109,7 @@ class HashingWriter(FileSystemWriter):
         self.fs = self._hashing
 
     def hashes(self) -> dict[str, tuple[int, str]]:
-        """Name -> (size in bytes, xxh3-128) of what this process wrote."""
+        """Name -> (size in bytes, xxh3-128 of each block) of what this process wrote."""
         return dict(self._hashing.hashes)
 
     def storage_meta(self) -> StorageMeta | None:

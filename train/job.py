@@ -1,8 +1,9 @@
 """From a configuration file to a run's folder: paths made relative, the folder made or compared.
 
 What shapes parameters or positions is fixed when the run begins. ``steps``, ``checkpoint``, ``evaluate``,
-``validation`` and ``spikes`` may change at any start; Datasets, mixture, its end and batch sizes may change where they
-act only later, which the Cursor of the checkpoint that the run resumes from decides.
+``validation``, ``spikes``, ``parallel`` and ``micro_batch`` may change at any start; Datasets, mixture, its end,
+annealing and batch sizes may change where they act only later, which the Cursor of the checkpoint that the run resumes
+from decides.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import write_atomic
 from loader.remote.store import is_url
 from loader.run_data import data_in_force
-from loader.run_folder import RunPaths, create_run, read_config, read_identity
+from loader.run_folder import RunPaths, create_run, read_config, read_identity, write_config
 from loader.run_view import dataset_entries, relative_datasets
-from loader.runs import read_branches
+from loader.runs import ledger_of, read_branches
 from loader.settings import Loaded, to_plain
 from loader.sources import Sources, open_sources
 from loader.yaml_tree import parse_yaml
 
 from .config import TrainConfig
+from .schedule import with_annealing
 
 if TYPE_CHECKING:
     from loader.shards.dataset import Dataset
 
 __all__ = ["Changes", "Job", "establish", "job_of_run", "open_job_sources", "resolve_job", "write_job_file"]
 
-_FREE = ("steps", "checkpoint", "evaluate", "validation", "spikes")
-_LATER = ("data.datasets", "data.mixture", "data.batch", "data.exhaustion")
+_FREE = ("steps", "checkpoint", "evaluate", "validation", "spikes", "parallel", "micro_batch")
+_LATER = ("data.datasets", "data.mixture", "data.batch", "data.exhaustion", "anneal")
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,15 @@ def resolve_job(loaded: Loaded[TrainConfig]) -> Job:
     base, config = loaded.path.parent, loaded.config
     root = base / config.output
     data = replace(config.data, datasets=tuple(relative_datasets(config.data.datasets, base, root)))
+    data = with_annealing(data, config.anneal)
     validation = tuple(relative_datasets(config.validation, base, root))
     run = config.run if config.run.cache is None else replace(config.run, cache=str(base / config.run.cache))
-    config = replace(config, data=data, validation=validation, run=run)
+    files = {name: relative_datasets([path], base, root)[0] for name, path in config.evaluate.files.items()}
+    evaluate = replace(config.evaluate, files=files)
+    model = config.model
+    if model.init_from is not None:
+        model = replace(model, init_from=relative_datasets([model.init_from], base, root)[0])
+    config = replace(config, data=data, validation=validation, run=run, evaluate=evaluate, model=model)
     return Job(config, RunPaths(root), _stored_form(config))
 
 
@@ -167,8 +175,10 @@ def establish(job: Job, sources: Sources) -> Changes:
     began_with = data_in_force(stored, identity, read_branches(job.paths)).datasets
     differing = _differences(job.semantic, stored)
     fixed = [item for item in differing if not _under(item[0], (*_FREE, *_LATER))]
-    if fixed:
-        lines = "".join(f"\n  {key}: {here!r}, the run has {there!r}" for key, here, there in fixed)
+    if fixed and _did_nothing(job.paths):
+        write_config(job.paths, job.semantic)
+    elif fixed:
+        lines = "".join(f"\n  {key}: {_shown(here)}, the run has {_shown(there)}" for key, here, there in fixed)
         raise RefusedError(
             "TR-RUN-DIFFERS", f"the folder holds a run of another configuration{lines}", str(job.paths.root),
             "the same configuration, or another output folder",
@@ -183,6 +193,20 @@ def establish(job: Job, sources: Sources) -> Changes:
     keys = [key for key, _, _ in differing]
     later = tuple(key for key in keys if _under(key, _LATER))
     return Changes(tuple(key for key in keys if key not in later), later)
+
+
+def _shown(value: Any) -> str:
+    """A value as the configuration's file has it: JSON is YAML too."""
+    return canonical_json(value).decode("utf-8")
+
+
+def _did_nothing(paths: RunPaths) -> bool:
+    """Whether a run's first start failed before its checkpoint of step 0, as with a key that cannot work: what is
+    corrected then shall not need another folder."""
+    from .checkpoint import list_checkpoints
+
+    good, damaged = list_checkpoints(paths.checkpoints)
+    return not good and not damaged and not len(ledger_of(paths)) and len(read_branches(paths)) == 1
 
 
 def _package_version() -> str:

@@ -9,5 +9,8 @@ import sys
 
 from loader.cli import main
 
+from .launch import end_with_launcher
+
 if __name__ == "__main__":
+    end_with_launcher()
     sys.exit(main())

@@ -6,13 +6,14 @@ Shape legend: B samples, T tokens of a sample, n labels of a segment, D model wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from loader.errors import ConfigError, DamageError
 from loader.lookup import segments_json
@@ -20,12 +21,16 @@ from loader.run_past import views_of_steps
 from loader.run_view import RunView, open_run
 from loader.stream.batch import read_batch
 
-from .checkpoint import Checkpoint, open_checkpoint, verify_checkpoint
-from .context import frozen_model, vocabulary_bytes
+from .checkpoint import Checkpoint
+from .context import vocabulary_bytes
+from .frozen import frozen_model
 from .job import job_of_run
-from .lineage import newest_valid
+from .lineage import named_checkpoint, newest_valid
+from .spikes.attribute import SegmentColumns, concatenate, loss_z
+from .spikes.baseline import LEAST_BASELINE, read_baseline
+from .spikes.config import AttributionConfig
 from .spikes.records import FrozenModel
-from .spikes.score import gradient_norm_gram, gradient_norm_tiles
+from .spikes.score import score_batch, scored_rows
 
 if TYPE_CHECKING:
     from loader.stream.batch import Batch
@@ -54,9 +59,11 @@ class Replay:
 
 
 def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
-    """Losses (nats a label) and head gradient norms of every segment, with its document and text; JSON-able.
+    """Losses (nats a label), head gradient norms and z of every segment, with its document and text; JSON-able.
 
-    ``matches_ledger`` says whether the tokens of a step are the ones that the run recorded for it.
+    ``z`` is the loss against the steps in front of the range, in deviations, as an investigation of the spike watch
+    would have it; null where those hold too few segments. ``matches_ledger`` says whether the tokens of a step are the
+    ones that the run recorded for it.
 
     Raises:
         ConfigError: no such run, branch or checkpoint, more steps than one call holds, or steps before a remap whose
@@ -69,13 +76,31 @@ def replay_run(request: Replay, say: Callable[[str], None]) -> dict[str, Any]:
     torch.set_num_threads(job.config.run.threads)
     frozen = frozen_model(job, view.sources, checkpoint)
     words = vocabulary_bytes(view.sources) if request.text else None
-    parts = [*views_of_steps(view, range(request.start, request.stop))][::-1]
+    steps: list[dict[str, Any]] = []
+    segments = 0
+    for one, own in [*views_of_steps(view, range(request.start, request.stop))][::-1]:
+        clean = _baseline(one, frozen, own.start, job.config.spikes.attribution)
+        segments += 0 if clean is None else len(clean)
+        steps += [_replay_step(one, (frozen, clean), step, words) for step in own]
     return {
         "branch": view.branch.number,
         "checkpoint": checkpoint.path.name,
         "checkpoint_step": checkpoint.facts.step,
-        "steps": [_replay_step(one, frozen, step, words) for one, steps in parts for step in steps],
+        "baseline_segments": segments,
+        "steps": steps,
     }
+
+
+def _baseline(view: RunView, frozen: FrozenModel, stop: int, rules: AttributionConfig) -> SegmentColumns | None:
+    """Scored segments of the steps in front of ``stop`` that the same plan read, as many as an investigation reads;
+    None: too few to compare with."""
+
+    def score(step: int) -> SegmentColumns:
+        return score_batch(frozen, read_batch(view.plan, view.sources, step), None, True)
+
+    first = 0 if view.force.start is None else view.force.start.step
+    parts = read_baseline(score, (first, stop), rules)
+    return concatenate(parts) if sum(map(len, parts)) >= LEAST_BASELINE else None
 
 
 def _check_range(request: Replay) -> None:
@@ -92,14 +117,7 @@ def _check_range(request: Replay) -> None:
 def _checkpoint(request: Replay, view: RunView, say: Callable[[str], None]) -> Checkpoint:
     folder = view.paths.checkpoints
     if request.checkpoint is not None:
-        path = folder / request.checkpoint
-        # Only a plain name: the same name in another run's folder would be other weights.
-        if path.parent != folder or not path.name.startswith("step_") or not path.is_dir():
-            known = ", ".join(sorted(child.name for child in folder.glob("step_*"))) or "none"
-            raise ConfigError("TR-REPLAY-CHECKPOINT", f"no checkpoint {request.checkpoint!r}", str(folder), known)
-        checkpoint = open_checkpoint(path)
-        verify_checkpoint(checkpoint)
-        return checkpoint
+        return named_checkpoint(folder, request.checkpoint)
 
     def damaged(error: DamageError) -> None:
         say(f"damaged checkpoint, left alone: {error}")
@@ -119,34 +137,61 @@ def _checkpoint(request: Replay, view: RunView, say: Callable[[str], None]) -> C
     return found
 
 
-def _replay_step(view: RunView, frozen: FrozenModel, step: int, words: list[bytes] | None) -> dict[str, Any]:
+def _replay_step(
+    view: RunView, scoring: tuple[FrozenModel, SegmentColumns | None], step: int, words: list[bytes] | None
+) -> dict[str, Any]:
+    """One step; ``scoring``: with these weights, against these clean segments."""
     batch = read_batch(view.plan, view.sources, step)
     consumed = step < view.num_steps
-    scores = list(_score(frozen, batch))
+    columns, z_R = _score(scoring, batch)
+    scored = {row: at for at, row in enumerate(scored_rows(batch).tolist())}
     table = batch.segments
     known = np.flatnonzero(~table.padding_S)
     described = segments_json(view.sources, table.take(known))
     segments = []
     for row, facts in zip(known.tolist(), described, strict=True):
-        loss, norm, count = scores[row]
-        index = int(table.sample_index_S[row])
+        index, at = int(table.sample_index_S[row]), scored.get(row)
         position, source = int(batch.positions_B[index]), view.sources.names[int(table.source_S[row])]
-        scored = {"num_labels": count, "loss": loss, "head_gradient_norm": norm}
-        entry = {"position": position, "source": source, **facts, **scored}
+        entry = {"position": position, "source": source, **facts, **_numbers(columns, z_R, at)}
         if words is not None and not facts["masked"]:
             tokens_T = batch.tokens_BT[index, facts["token_start"] : facts["token_stop"]]
             entry["text"] = b"".join(words[token] for token in tokens_T.tolist()).decode("utf-8", "replace")
         segments.append(entry)
-    labels = sum(count for _, _, count in scores)
-    total = sum(loss * count for loss, _, count in scores if loss is not None)
+    labels = int(columns.num_labels_S.sum())
     return {
         "step": step,
         "token_digest": f"{batch.token_digest:016x}",
         "matches_ledger": int(view.ledger_N["token_digest"][step]) == batch.token_digest if consumed else None,
-        "loss": total / labels if labels else None,
+        "loss": _finite(float(columns.loss_S @ columns.num_labels_S) / labels) if labels else None,
         "recorded_loss": _recorded_loss(view, step),
         "segments": segments,
     }
+
+
+def _score(
+    scoring: tuple[FrozenModel, SegmentColumns | None], batch: Batch
+) -> tuple[SegmentColumns, NDArray[np.float64] | None]:
+    """The rows of a batch's segments with labels, and the z of each."""
+    frozen, clean = scoring
+    columns = score_batch(frozen, batch, None, False)
+    return columns, None if clean is None else loss_z(concatenate([clean, columns]))[len(clean) :]
+
+
+def _numbers(columns: SegmentColumns, z_R: NDArray[np.float64] | None, at: int | None) -> dict[str, Any]:
+    """What row ``at`` of the table says of its segment; None: the segment has no labels."""
+    if at is None:
+        return {"num_labels": 0, "loss": None, "head_gradient_norm": None, "z": None}
+    return {
+        "num_labels": int(columns.num_labels_S[at]),
+        "loss": _finite(columns.loss_S[at]),
+        "head_gradient_norm": _finite(columns.head_grad_S[at]),
+        "z": None if z_R is None else _finite(z_R[at]),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """A number for JSON; None where broken weights gave none."""
+    return float(value) if math.isfinite(value) else None
 
 
 def _recorded_loss(view: RunView, step: int) -> float | None:
@@ -157,27 +202,8 @@ def _recorded_loss(view: RunView, step: int) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-@torch.no_grad()
-def _score(frozen: FrozenModel, batch: Batch) -> Iterator[tuple[float | None, float | None, int]]:
-    """(loss, head gradient norm, labels) of each row of the segment table; None where there is no label."""
-    hidden_BTD = frozen.hidden(batch).float()
-    weight_VD = frozen.head_weight_VD.float()
-    table = batch.segments
-    for row in range(len(table)):
-        index, start = int(table.sample_index_S[row]), int(table.token_start_S[row])
-        tokens = slice(start, start + int(table.num_tokens_S[row]))
-        labels_T = torch.from_numpy(batch.labels_BT[index, tokens].astype(np.int64)).to(hidden_BTD.device)
-        kept_n = torch.nonzero(labels_T >= 0)[:, 0]
-        if not len(kept_n):
-            yield None, None, 0
-            continue
-        hidden_nD, labels_n = hidden_BTD[index, start + kept_n], labels_T[kept_n]
-        log_p_nV = torch.log_softmax(hidden_nD @ weight_VD.T, dim=1)
-        loss = -log_p_nV.gather(1, labels_n[:, None]).mean()
-        errors_nV = log_p_nV.exp()
-        errors_nV[torch.arange(len(labels_n)), labels_n] -= 1.0
-        norm = gradient_norm_gram if len(labels_n) < hidden_nD.shape[1] else gradient_norm_tiles
-        yield float(loss), norm(errors_nV, hidden_nD), len(labels_n)
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def replay_text(found: dict[str, Any]) -> str:
@@ -188,8 +214,9 @@ def replay_text(found: dict[str, Any]) -> str:
         loss = "no labels" if step["loss"] is None else f"loss {step['loss']:.4f}"
         lines.append(f"step {step['step']}: {loss}, {same[step['matches_ledger']]}")
         for segment in step["segments"]:
-            scored = "masked" if segment["loss"] is None else ""
-            scored = scored or f"loss {segment['loss']:.3f} grad {segment['head_gradient_norm']:.3f}"
+            loss, norm, z = (_number(segment[key]) for key in ("loss", "head_gradient_norm", "z"))
+            scored = f"loss {loss} grad {norm} z {z}" if segment["num_labels"] else "no labels"
+            scored = "masked" if segment["masked"] else scored
             where = f"{segment['file']} record {segment['record']} bytes {segment['byte_start']}:{segment['byte_stop']}"
             lines.append(f"  {segment['document']} {segment['source']} {scored} {where}")
             if "text" in segment:

@@ -15,13 +15,16 @@ import torch
 from loader.errors import RefusedError
 from loader.run_config import BatchStageConfig, DataConfig, MixtureStageConfig, build_plan
 from loader.sources import Sources, open_sources
-from loader.stream.batch import read_positions
+from loader.stream.batch import IGNORED_LABEL, read_positions
 
-from ..inputs import InputOptions, to_inputs
+from ..inputs import InputOptions
 from ..model import Decoder
+from .share import ALONE, Share, undisturbed
 
 if TYPE_CHECKING:
+    from loader.order.plan import Plan
     from loader.shards.dataset import Dataset
+    from loader.stream.batch import Batch
 
 __all__ = ["HeldOut", "SourceScore", "mean_loss", "open_held_out", "perplexity"]
 
@@ -82,32 +85,51 @@ def _samples_of(held_out: HeldOut, name: str) -> int:
     return min(held_out.samples, int(np.sum(held_out.sources.shard_samples(name))))
 
 
-@torch.no_grad()
-def perplexity(model: Decoder, held_out: HeldOut, options: InputOptions) -> dict[str, SourceScore]:
-    """Score a fixed selection of each source's samples: a pure function of the Datasets and the model's weights."""
+def perplexity(
+    model: Decoder, held_out: HeldOut, options: InputOptions, share: Share = ALONE
+) -> dict[str, SourceScore]:
+    """Score a fixed selection of each source's samples: a pure function of the Datasets and the model's weights.
+
+    Every process calls the model equally often; which one scored a sample enters no sum.
+
+    Args:
+        share: the rows of this process; all processes return the same scores.
+    """
     from loader.order.skips import SkipList
 
-    one = torch.ones((), device=options.device)
     scores: dict[str, SourceScore] = {}
-    for name in held_out.sources.names:
-        count = _samples_of(held_out, name)
-        if not count:
-            continue
-        data = DataConfig(
-            datasets=("held out",),
-            batch=(BatchStageConfig(0, held_out.rows),),
-            seed=_ORDER_SEED,
-            mixture=(MixtureStageConfig(0, {name: 1.0}),),
-        )
-        plan = build_plan(data, held_out.sources, SkipList(()))
-        loss_sum, num_labels = 0.0, 0
-        for start in range(0, count, held_out.rows):
-            batch = read_positions(plan, held_out.sources, np.arange(start, min(start + held_out.rows, count)))
-            _, nll_BT = model(to_inputs(batch, options), one)
-            loss_sum += float(nll_BT.double().sum())
-            num_labels += batch.num_labels
-        scores[name] = SourceScore(loss_sum, num_labels)
+    with undisturbed(model):
+        for name in held_out.sources.names:
+            count = _samples_of(held_out, name)
+            if not count:
+                continue
+            data = DataConfig(
+                datasets=("held out",),
+                batch=(BatchStageConfig(0, held_out.rows),),
+                seed=_ORDER_SEED,
+                mixture=(MixtureStageConfig(0, {name: 1.0}),),
+            )
+            plan = build_plan(data, held_out.sources, SkipList(()))
+            loss_N, labels_N = torch.zeros(2, count, dtype=torch.float64, device=options.device)
+            rows = min(held_out.rows, -(-count // share.size))
+            for own in share.own(count, rows):
+                batch = _own_rows(plan, held_out.sources, own, rows)
+                nll_BT = share.forward(model, batch, options)
+                loss_N[own.start : own.stop] = nll_BT.double().sum(dim=1)[: len(own)]
+                labels_B = (batch.labels_BT != IGNORED_LABEL).sum(axis=1)[: len(own)]
+                labels_N[own.start : own.stop] = torch.from_numpy(labels_B).to(options.device)
+            loss_sum = float(share.total(loss_N, losses=True).sum())
+            scores[name] = SourceScore(loss_sum, round(float(share.total(labels_N).sum())))
     return scores
+
+
+def _own_rows(plan: Plan, sources: Sources, own: range, rows: int) -> Batch:
+    """The samples at positions ``own``, filled up to ``rows`` by some without labels."""
+    positions = np.arange(own.start, own.stop)
+    batch = read_positions(plan, sources, np.concatenate([positions, np.zeros(rows - len(own), np.int64)]))
+    if len(own) < rows:
+        batch.labels_BT[len(own) :] = IGNORED_LABEL
+    return batch
 
 
 def mean_loss(scores: dict[str, SourceScore]) -> float:

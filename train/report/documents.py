@@ -1,76 +1,130 @@
-"""The documents that a run cut, with the beginning of their text, as report blocks."""
+"""The table of cut segments: which pieces of which documents were taken out, why, and how they begin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loader.errors import TokenreelError
-from loader.page import Block, Excerpt, Prose, Table
+from loader.page import Block, Prose, Table
+from loader.run_view import RunView
+
+from .reasons import reason_of
+from .segments import CutSegment, cut_segments
 
 if TYPE_CHECKING:
-    from loader.sources import Sources
+    from loader.order.skips import SkipEntry
 
-__all__ = ["MOST_EXCERPTS", "MOST_ROWS", "SHOWN_CHARACTERS", "document_blocks"]
+__all__ = ["MOST_SEGMENTS", "SHOWN_CHARACTERS", "Told", "segment_blocks", "shown_text"]
 
-MOST_ROWS = 200
-MOST_EXCERPTS = 40
+MOST_SEGMENTS = 500
 SHOWN_CHARACTERS = 400
+_TEXTS_AT_ONCE = 16
+_HEADS = ("entry", "source", "file", "record", "score", "why", "text", "document", "bytes", "tokens", "step")
+
+Told = Mapping[int, Mapping[str, Any]]
+"""What investigations said of flagged documents: id -> ``score``, ``evidence``, ``source``, ``tokens``."""
 
 
-def document_blocks(sources: Sources, documents: Iterable[int], told: Mapping[int, Mapping[str, Any]]) -> list[Block]:
-    """A table of cut documents, and the beginning of the first ones' texts.
+def segment_blocks(view: RunView, told: Sequence[Told], threshold: float) -> list[Block]:
+    """The table of cut segments, in the order of the skip entries.
 
     Args:
-        sources: the run's Datasets.
-        documents: ids, in the order to show.
-        told: what the investigation said of an id (``score``, ``tokens``).
+        view: of the current branch.
+        told: for each skip entry what the investigation that made it said of the documents; empty for one by hand.
+        threshold: score above which a document was flagged.
     """
-    ids = list(dict.fromkeys(documents))
-    rows: list[Sequence[object]] = []
-    excerpts: list[Block] = []
-    for document in ids[:MOST_ROWS]:
-        found = _place_of(sources, document)
-        said = told.get(document, {})
-        name = f"{document:016x}"
-        if found is None:
-            rows.append((name, "in no Dataset", "", "", said.get("tokens"), said.get("score")))
-            continue
-        source, dataset, file, record, record_start = found
-        path = sources.datasets[dataset].file_path(file)
-        rows.append((name, source, path, record, said.get("tokens"), said.get("score")))
-        if len(excerpts) < MOST_EXCERPTS:
-            text = _text_of(sources, dataset, file, (record_start, record))
-            excerpts.append(Excerpt(f"{name} · {source}/{path} record {record}", text, is_cut=True))
-    blocks: list[Block] = [Table(("document", "source", "file", "record", "tokens in the window", "score"), rows)]
-    if len(ids) > len(rows):
-        blocks.append(Prose(f"and {len(ids) - len(rows):,} more: `tokenreel history` lists all."))
-    return [*blocks, *excerpts]
+    named = [_first(entry, one) for entry, one in zip(view.entries, told, strict=True)]
+    segments, is_more = cut_segments(view, named, MOST_SEGMENTS)
+    if not segments:
+        return [Prose("What the skip entries name has not been read, or is not known here.")]
+    texts = _texts_of(segments)
+    rows = []
+    for segment, text in zip(segments, texts, strict=True):
+        entry, said = view.entries[segment.entry - 1], told[segment.entry - 1].get(segment.document, {})
+        is_known = segment.holder is not None
+        rows.append(
+            (
+                segment.entry,
+                segment.source or "unknown",
+                segment.path,
+                segment.record if is_known else "",
+                said.get("score"),
+                _why(entry, said, threshold),
+                text,
+                f"{segment.document:016x}",
+                f"{segment.byte_start:,}:{segment.byte_stop:,}" if is_known else "",
+                segment.tokens,
+                segment.step,
+            )
+        )
+    blocks: list[Block] = [Table(_HEADS, rows, filters=("entry", "source"), texts=("text",), wide=("why",))]
+    if is_more:
+        blocks.append(
+            Prose("There is more: of long documents the first segments are shown; `tokenreel locate` finds all.")
+        )
+    return blocks
 
 
-def _place_of(sources: Sources, document: int) -> tuple[str, int, int, int, int] | None:
-    """(source, Dataset, file, record, record start) of a document; None if no Dataset holds it."""
-    for number, dataset in enumerate(sources.datasets):
-        for source, samples_N in dataset.samples_of_document(document):
-            table = dataset.segments_of(source, samples_N[:1])
-            rows = np.flatnonzero(table.document_id_S == np.uint64(document))
-            if rows.size:
-                row = int(rows[0])
-                file, record = int(table.file_S[row]), int(table.record_S[row])
-                return source, number, file, record, int(table.record_start_S[row])
-    return None
+def _first(entry: SkipEntry, told: Told) -> list[int]:
+    """Documents to show first, most tokens first: of an entry that cuts a whole source those of that source."""
+    named = sorted(told, key=lambda document: -int(told[document].get("tokens", 0)))
+    if entry.kind == "source":
+        return [document for document in named if told[document].get("source") == entry.source]
+    known = set(entry.documents)
+    return [document for document in named if document in known]
 
 
-def _text_of(sources: Sources, dataset: int, file: int, place: tuple[int, int]) -> str:
-    """The beginning of a document's text, or why it cannot be shown."""
+def _why(entry: SkipEntry, said: Mapping[str, Any], threshold: float) -> str:
+    """Why this segment went, in words."""
+    if said:
+        return reason_of(said, threshold, is_whole=entry.kind == "source")
+    if entry.kind == "positions":
+        by_spike = "no document stood out while the parameters broke: all that these steps had read was left out"
+        return by_spike if entry.evidence else "all that these positions read was left out"
+    if entry.evidence:
+        return "flagged by the investigation of the same spike"
+    return f"by hand: {entry.reason}" if entry.reason else "by hand"
+
+
+def _texts_of(segments: Sequence[CutSegment]) -> list[str]:
+    """How each segment begins, or why it cannot be shown; a file is read a few records at a time."""
     from loader.text.records import RecordPlace
     from loader.text.roots import TextSource
 
-    where = RecordPlace(*place)
+    shown = [""] * len(segments)
+    by_file: dict[tuple[int, int], list[int]] = {}
+    for index, segment in enumerate(segments):
+        if segment.holder is not None:
+            by_file.setdefault((id(segment.holder), segment.file), []).append(index)
+    readers: dict[int, TextSource] = {}
+    for (holder, file), indices in by_file.items():
+        owner = segments[indices[0]].holder
+        assert owner is not None
+        reader = readers.setdefault(holder, TextSource(owner, {}))
+        places = {index: RecordPlace(segments[index].record_start, segments[index].record) for index in indices}
+        wanted = sorted(set(places.values()))
+        for first in range(0, len(wanted), _TEXTS_AT_ONCE):
+            some = wanted[first : first + _TEXTS_AT_ONCE]
+            found, fault = _read(reader, file, some)
+            for index in indices:
+                if places[index] in some:
+                    text = found.get(places[index])
+                    shown[index] = fault if text is None else shown_text(text, segments[index])
+    return shown
+
+
+def _read(reader: Any, file: int, places: Sequence[Any]) -> tuple[Mapping[Any, str], str]:
     try:
-        text = TextSource(sources.datasets[dataset], {}).texts(file, [where])[where]
+        return reader.texts(file, places), "(no such record)"
     except TokenreelError as error:
-        return f"({error.code}: {error.message})"
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+        return {}, f"({error.code}: {error.message})"
+
+
+def shown_text(text: str, segment: CutSegment) -> str:
+    """The beginning of a segment's text; its byte range is that of the decoded UTF-8 text, whole characters or not."""
+    # Four bytes a character at most: nothing behind them can be shown.
+    stop = min(segment.byte_stop, segment.byte_start + 4 * SHOWN_CHARACTERS + 4)
+    piece = text.encode("utf-8", "replace")[segment.byte_start : stop].decode("utf-8", "replace")
+    is_cut = len(piece) > SHOWN_CHARACTERS or stop < segment.byte_stop
+    return piece[:SHOWN_CHARACTERS] + " …" if is_cut else piece

@@ -7,19 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loader.page import Block, Chart, Facts, Prose, Section, Table, render_page
+from loader.dataset_blocks import dedup_blocks, fate_blocks, packing_blocks
+from loader.page import Block, Facts, Prose, Section, Table, render_page
 from loader.run_view import RunView, open_run
 from loader.runs import ledger_of, read_branches, read_events
 
-from .curves import BranchCurve, loss_chart, norm_chart, share_chart, source_loss_chart
-from .documents import document_blocks
+from ..spikes.rollback import rollbacks_from
+from .cases import cases_of
+from .curves import NORMS, BranchCurve, Marks, loss_chart, norm_chart, share_chart, source_loss_chart
+from .scores import held_out_blocks, score_blocks
+from .speed import speed_blocks
+from .spike_sections import cases_of_run, spike_sections
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from loader.shards.manifest import Manifest
 
-__all__ = ["cut_windows", "render_run_report", "run_curves", "write_run_report"]
+__all__ = ["cut_windows", "own_records", "render_run_report", "run_curves", "write_run_report"]
 
 _MOST_EVENTS = 300
+_MOST_DATASETS = 16
+_MOST_SOURCES = 256
 
 
 def write_run_report(root: Path, target: Path | None = None) -> Path:
@@ -43,11 +52,19 @@ def render_run_report(root: Path) -> str:
     """
     view = open_run(root)
     events = read_events(view.paths)
+    own = own_records(view)
+    marks = _marks(view, events, own)
+    curves = run_curves(view, own) if len(view.ledger_N) else []
+    norms = [chart for column in NORMS if curves and (chart := norm_chart(curves, marks, column)).traces]
+    evaluated = [*held_out_blocks(events), *score_blocks(events)]
     sections = [
         Section("Summary", [Facts(dict(_summary(view, events)))]),
-        Section("Loss", _loss_blocks(view, events)),
-        *_spike_sections(view, events),
-        Section("Sources", _source_blocks(view)),
+        Section("Loss", [loss_chart(curves, marks)] if curves else [Prose("No step has been done yet.")]),
+        *spike_sections(view, events),
+        *([Section("Norms", norms)] if norms else []),
+        *([Section("Evaluation", evaluated)] if evaluated else []),
+        Section("Sources", _source_blocks(view, marks)),
+        *([Section("Speed", speed_blocks(view.paths.metrics, view.ledger_N, events))] if len(view.ledger_N) else ()),
         *_dataset_sections(view),
         Section("What happened", [_timeline(events)]),
     ]
@@ -70,106 +87,68 @@ def _summary(view: RunView, events: Sequence[Mapping[str, Any]]) -> Iterator[tup
         yield f"Dataset {folder}", digest
 
 
-def _verdicts(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [event for event in events if event.get("kind") == "verdict"]
-
-
 def cut_windows(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Windows ``[start, stop)`` of steps that a rollback answered."""
-    cut = [event["window"] for event in _verdicts(events) if event.get("rollback") is not None and "window" in event]
-    return [(int(window["start"]), int(window["stop"])) for window in cut]
+    return [case.window for case in cases_of(events) if case.is_cut and case.window is not None]
 
 
-def run_curves(view: RunView) -> list[BranchCurve]:
-    """The run as it stands, and the part of each branch that a rollback left."""
+def own_records(view: RunView) -> dict[int, NDArray[Any]]:
+    """The records that each branch wrote itself, by its number: each lineage is read once, the current one by ``view``.
+
+    Raises:
+        DamageError: a ledger is damaged.
+    """
+    current, found = view.branch.number, {}
+    for branch in read_branches(view.paths):
+        records_N = view.ledger_N if branch.number == current else ledger_of(view.paths, branch.number)
+        found[branch.number] = records_N[records_N["branch"] == branch.number]
+    return found
+
+
+def run_curves(view: RunView, own: Mapping[int, NDArray[Any]]) -> list[BranchCurve]:
+    """The run as it stands, and the part of each branch that a rollback left; ``own``: of :func:`own_records`."""
     branches = read_branches(view.paths)
     curves = [BranchCurve(view.branch.number, view.ledger_N, is_left=False)]
     lineage, current = {view.branch.number: 1 << 62}, view.branch
     while current.parent is not None:
         lineage[current.parent] = min(lineage.get(current.parent, 1 << 62), current.from_step)
         current = branches[current.parent]
-    for branch in branches:
-        records_N = ledger_of(view.paths, branch.number)
-        own_N = records_N[records_N["branch"] == branch.number]
-        left_N = own_N[own_N["step"] >= lineage.get(branch.number, 0)]
+    for number, records_N in own.items():
+        left_N = records_N[records_N["step"] >= lineage.get(number, 0)]
         if len(left_N):
-            curves.append(BranchCurve(branch.number, left_N, is_left=True))
+            curves.append(BranchCurve(number, left_N, is_left=True))
     return curves
 
 
-def _loss_blocks(view: RunView, events: Sequence[Mapping[str, Any]]) -> list[Block]:
-    if not len(view.ledger_N):
-        return [Prose("No step has been done yet.")]
-    curves, windows = run_curves(view), cut_windows(events)
-    blocks: list[Block] = [loss_chart(curves, windows), norm_chart(curves, windows)]
-    evaluations = [event for event in events if event.get("kind") == "evaluation"]
-    if evaluations:
-        rows = [(event["branch"], event["step"], _short(event)) for event in evaluations]
-        blocks.append(Table(("branch", "step", "held-out"), rows))
-    return blocks
+def _marks(view: RunView, events: Sequence[Mapping[str, Any]], own: Mapping[int, NDArray[Any]]) -> Marks:
+    cases = cases_of_run(view, events)
+    return Marks(
+        cut=[case.window for case in cases if case.is_cut and case.window] + _cut_by_hand(view, own),
+        spikes=[case.window for case in cases if not case.is_cut and case.window],
+        alarms=[case.alarm_step for case in cases if case.alarm_step is not None],
+        backs=[branch.from_step for branch in read_branches(view.paths) if branch.parent is not None],
+    )
 
 
-def _spike_sections(view: RunView, events: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
-    """One section an investigation, and one for all that is cut."""
-    told: dict[int, Mapping[str, Any]] = {}
-    for number, event in enumerate(_verdicts(events), 1):
-        told.update({int(str(found["document"]), 16): found for found in event.get("documents", ())})
-        window = event.get("window", {})
-        facts = {
-            "alarm at step": window.get("alarm"),
-            "window of steps": f"{window.get('start')} .. {window.get('stop')}",
-            "action": event.get("action"),
-            "why": event.get("why"),
-            "back to step": event.get("checkpoint_step"),
-            "flagged tokens": event.get("flagged_tokens"),
-            "tokens in the window": event.get("window_tokens"),
-        }
-        blocks: list[Block] = [Facts({name: value for name, value in facts.items() if value is not None})]
-        if event.get("sources"):
-            heads = ("source", "tokens in the window", "flagged tokens", "cut whole")
-            rows = [
-                (name, part.get("window_tokens"), part.get("flagged_tokens"), "yes" if part.get("whole") else "")
-                for name, part in event["sources"].items()
-            ]
-            blocks.append(Table(heads, rows))
-        if event.get("advice"):
-            blocks.append(Prose(str(event["advice"])))
-        yield Section(f"Investigation {number}", blocks)
-    if view.entries:
-        named = sorted(told, key=lambda document: -int(told[document].get("tokens", 0)))
-        documents = [*named, *(document for entry in view.entries for document in entry.documents)]
-        blocks = [_entry_table(view)]
-        if documents:
-            blocks += document_blocks(view.sources, documents, told)
-        yield Section("What is cut", blocks)
-
-
-def _entry_table(view: RunView) -> Table:
-    rows = [
-        (
-            number,
-            entry.kind,
-            entry.mode,
-            entry.source or "",
-            f"{len(entry.documents):,} documents" if entry.documents else _ranges(entry.ranges),
-            entry.stamp,
-            entry.reason,
-        )
-        for number, entry in enumerate(view.entries, 1)
-    ]
-    return Table(("entry", "kind", "mode", "source", "what", "acts from position", "reason"), rows)
-
-
-def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
-    shown = ", ".join(f"{start}:{stop}" for start, stop in ranges[:8])
-    return f"{shown} and {len(ranges) - 8} more" if len(ranges) > 8 else shown
+def _cut_by_hand(view: RunView, own: Mapping[int, NDArray[Any]]) -> list[tuple[int, int]]:
+    """Steps whose positions an entry made by hand drops, as the branches counted them that read them."""
+    found = []
+    entries = [entry for entry in view.entries if entry.kind == "positions" and not rollbacks_from([entry])]
+    for number, records_N in own.items():
+        for entry in entries:
+            for start, stop in zip(entry.acting.start_R.tolist(), entry.acting.stop_R.tolist(), strict=True):
+                read_N = (records_N["first_position"] < stop) & (records_N["next_position"] > start)
+                steps_N = records_N["step"][read_N]
+                if len(steps_N) and number < view.branch.number:
+                    found.append((int(steps_N[0]), int(steps_N[-1]) + 1))
+    return found
 
 
 def _planned(view: RunView) -> dict[str, list[tuple[int, float]]]:
     """Source -> (first step, weight) of each stage that began within what was consumed."""
     from loader.run_config import mixture_of
 
-    stages = mixture_of(view.data, view.sources)
+    stages = mixture_of(view.data, view.sources, view.force.start)
     planned: dict[str, list[tuple[int, float]]] = {name: [] for name in view.sources.names}
     for stage in stages:
         if stage.start >= max(view.next_position, 1):
@@ -186,7 +165,7 @@ def _step_at(view: RunView, position: int) -> int:
     return int(view.ledger_N["next_position"].searchsorted(position, side="right"))
 
 
-def _source_blocks(view: RunView) -> list[Block]:
+def _source_blocks(view: RunView, marks: Marks) -> list[Block]:
     names, records_N = view.sources.names, view.ledger_N
     labels_S = records_N["source_labels_S"].sum(axis=0).tolist() + [0] * len(names)
     total = sum(labels_S) or 1
@@ -198,52 +177,36 @@ def _source_blocks(view: RunView) -> list[Block]:
         shares = (f"{planned:.2%}", f"{labels_S[index] / total:.2%}")
         rows.append((name, int(samples), f"{in_epochs:.2f}", labels_S[index], *shares))
     heads = ("source", "positions", "epochs", "learned tokens", "share of positions", "share of learned tokens")
-    blocks: list[Block] = [Table(heads, rows)]
+    blocks: list[Block] = [Table(heads, rows[:_MOST_SOURCES])]
+    if len(rows) > _MOST_SOURCES:
+        blocks.append(Prose(f"and {len(rows) - _MOST_SOURCES:,} more sources: `tokenreel inspect` lists all."))
     if len(records_N) and records_N.dtype["source_labels_S"].shape[0]:
         blocks.append(share_chart(names, records_N, _planned(view)))
-        blocks.append(source_loss_chart(names, records_N, ()))
+        blocks.append(source_loss_chart(names, records_N, marks))
     return blocks
 
 
 def _dataset_sections(view: RunView) -> Iterator[Section]:
-    """What the build did to the documents of each Dataset."""
-    for folder, dataset in zip(view.data.datasets, view.sources.datasets, strict=True):
+    """What the build did to the documents of each Dataset: fates, deduplication, packing."""
+    places = list(zip(view.data.datasets, view.sources.datasets, strict=True))
+    for folder, dataset in places[:_MOST_DATASETS]:
         manifest: Manifest = dataset.manifest
         rows = [
             (info.name, info.num_documents, info.num_segments, info.num_samples, info.num_tokens, f"{info.share:.2%}")
-            for info in manifest.sources
+            for info in manifest.sources[:_MOST_SOURCES]
         ]
         heads = ("source", "documents", "segments", "samples", "tokens", "share")
         blocks: list[Block] = [Table(heads, rows)]
-        counts = _document_counts(manifest.accounting)
-        if counts:
-            blocks += [_funnel(counts), Table(("documents", "number"), counts)]
+        config, accounting = manifest.config, manifest.accounting
+        sources = dict(list(accounting.get("sources", {}).items())[:_MOST_SOURCES])
+        blocks += fate_blocks(sources)
+        if "dedup" in accounting and "dedup" in config:
+            blocks += [Prose("Deduplication:"), *dedup_blocks(config["dedup"], accounting["dedup"])]
+        packed = packing_blocks(sources, config["pack"]) if "pack" in config else []
+        blocks += [Prose("Packing:"), *packed] if packed else []
         yield Section(f"Dataset {folder}", blocks)
-
-
-def _document_counts(accounting: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Totals of documents by fate over all sources, as the build accounts for them; none if it did not."""
-    sources = [row for row in accounting.get("sources", {}).values() if "records" in row]
-    counts: dict[str, int] = dict.fromkeys(("in", "rejected"), 0) if sources else {}
-    for row in sources:
-        fates = {"in": row["records"], "rejected": row["rejected"], **row["removed"], "held out": row["held_out"]}
-        for fate, count in fates.items():
-            name = f"removed ({fate})" if fate in row["removed"] else fate
-            counts[name] = counts.get(name, 0) + int(count)
-    if sources:
-        counts["trained"] = sum(int(row["trained"]) for row in sources)
-    return list(counts.items())
-
-
-def _funnel(counts: Sequence[tuple[str, int]]) -> Chart:
-    """What was left after each stage that takes documents away."""
-    left, stages = dict(counts).get("in", 0), [("read", dict(counts).get("in", 0))]
-    for name, count in counts:
-        if name not in ("in", "trained") and count:
-            left -= count
-            stages.append((f"without {name}", left))
-    trace = {"type": "funnel", "y": [name for name, _ in stages], "x": [count for _, count in stages]}
-    return Chart("Documents that are left after each stage of the build.", [trace], {"margin": {"l": 220, "t": 20}})
+    if len(places) > _MOST_DATASETS:
+        yield Section("More Datasets", [Prose(f"{len(places) - _MOST_DATASETS} more: `tokenreel report` shows each.")])
 
 
 def _timeline(events: Sequence[Mapping[str, Any]]) -> Block:
@@ -251,7 +214,7 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> Block:
     for event in events[-_MOST_EVENTS:]:
         when = datetime.datetime.fromtimestamp(float(event.get("time_s", 0)), datetime.UTC)
         rows.append((f"{when:%Y-%m-%d %H:%M:%S}", event.get("branch"), event.get("step"), event["kind"], _short(event)))
-    return Table(("time, UTC", "branch", "step", "event", "details"), rows)
+    return Table(("time, UTC", "branch", "step", "event", "details"), rows, filters=("event",), wide=("details",))
 
 
 def _short(event: Mapping[str, Any]) -> str:

@@ -1,21 +1,23 @@
 """Which documents of a window look unlike the clean steps before it: a pure numpy rule over a table of segments.
 
-Five pieces of evidence per segment, all taken with the frozen weights of one checkpoint, each a robust z against the
-clean baseline of the segment's own source (of all sources where its source has no history there):
+Five pieces of evidence per segment, three of them taken with the frozen weights of one checkpoint, each a robust z
+against the clean baseline:
 
-    surprise   loss; its scale is sqrt(between-document variance + token variance / n): short segments are not odd by
-               nature
-    pull       log(head gradient norm / sqrt(n)), by length bin
-    excess     loss - entropy of the segment's own tokens: the model predicts no better than the bag of tokens, or far
-               worse
-    order      loss of the same tokens shuffled - loss, low side: order says nothing in noise and in repetition alike
-    squeeze    compression ratio of the bytes
+    surprise   loss, within the source; its scale is sqrt(between-document variance + token variance / n): short
+               segments are not odd by nature
+    pull       log(head gradient norm / sqrt(n)), within the source, by length bin
+    order      log(loss of the same tokens shuffled - loss), low side, of all sources by length bin: order says nothing
+               in noise, and something in any text that somebody wrote, whatever its source
+    squeeze    compression ratio of the bytes, within the source, by length bin
+    echo       share of runs of three tokens that occurred before in the segment, high side, within the source
 
-Each |z| is divided by its own clean 95 % quantile, so 1.0 means "as odd as the oddest 5 % of clean segments"; the
-score is the root mean square of the five, each cut off at ``CLIP``. A document gets the token-weighted mean of its
-segments in the window. A source without history (fewer than ``_LEAST`` clean segments, but ``source_documents``
-documents in the window) is flagged whole when two fifths of its tokens are odd and 15 % belong to flagged documents: a
-good new domain looks odd too, but few of its documents look that odd.
+"Within the source" means against the clean segments of the segment's own source, of all sources where it has no history
+there. Each z is divided by its own clean 95 % quantile, so 1.0 means "as odd as the oddest 5 % of clean segments", and
+cut off at ``CLIP``; the score is the root mean square of the five by ``WEIGHTS``: order and echo count double, since
+little else tells poison from a good new domain. A document gets the token-weighted mean of its segments in the window.
+A source without history (fewer than ``_LEAST`` clean segments, but ``source_documents`` documents in the window) is
+flagged whole when ``source_share`` of its tokens are odd and ``source_flagged_share`` belong to flagged documents: a
+good new domain looks odd too, but few of its documents look that odd. How this came about: docs/attribution.md.
 
 Legend: S segments.
 """
@@ -30,7 +32,17 @@ from numpy.typing import NDArray
 
 from .config import AttributionConfig
 
-__all__ = ["EVIDENCE", "Attribution", "SegmentColumns", "attribute", "concatenate", "enough_baseline", "evidence"]
+__all__ = [
+    "EVIDENCE",
+    "WEIGHTS",
+    "Attribution",
+    "SegmentColumns",
+    "attribute",
+    "concatenate",
+    "enough_baseline",
+    "evidence",
+    "loss_z",
+]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -48,6 +60,16 @@ _LONG_ENOUGH = 48
 _SCALE_FLOOR = 0.25
 """A source's scale is at least this share of the pooled one."""
 _TINY = 1e-9
+_LEAST_ORDER = 0.1
+"""Nats; what order says below this is nothing. Noise lies below it, a language that the model does not know at 0.5."""
+_ORDER_TOKENS = 32
+"""Order counts in full from so many labels on."""
+_ECHO_TOKENS = 32
+"""Below so many labels hardly anything can repeat: such segments are no reference, and count half."""
+_ECHO_FLOOR = 0.5
+"""A source's scale of repetition is at least this share of the pooled one."""
+_ECHO_SCALE = 0.075
+"""Least scale of repetition: sources of real text have 0.08 to 0.14, short texts that repeat nothing would have 0."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +82,9 @@ class SegmentColumns:
         baseline_S: True for clean baseline segments, False for those of the window.
         loss_S: mean loss, nats. token_variance_S: variance of the token losses.
         head_grad_S: Frobenius norm of the head gradient of the summed loss.
-        shuffled_S: mean loss of the same tokens shuffled. entropy_S: of the token histogram, nats.
-        squeeze_S: compressed bytes / bytes.
+        shuffled_S: mean loss of the same tokens shuffled. entropy_S: of the token histogram,
+        nats; no evidence, a figure for comparisons.
+        squeeze_S: compressed bytes / bytes. repeated_S: share of runs of three tokens that occurred before.
     """
 
     source_S: NDArray[np.int32]
@@ -76,6 +99,7 @@ class SegmentColumns:
     shuffled_S: Floats
     entropy_S: Floats
     squeeze_S: Floats
+    repeated_S: Floats
 
     def __len__(self) -> int:
         return len(self.source_S)
@@ -124,18 +148,39 @@ def _location_scale(x: Floats) -> tuple[float, float]:
     return middle, 1.4826 * float(np.median(np.abs(x - middle))) + _TINY
 
 
-def _z_binned(c: SegmentColumns, x: Floats, config: AttributionConfig) -> Floats:
-    """Robust z by source and length bin; a bin with too few own segments takes the pooled location and scale."""
+def _z_binned(c: SegmentColumns, x: Floats, config: AttributionConfig, by_source: bool = True) -> Floats:
+    """Robust z by length bin, and by source where the source has enough segments in the bin."""
     long_S = c.num_labels_S >= config.long_tokens
     z = np.full(len(x), np.nan)
     for in_bin in (long_S, ~long_S):
         reference = c.baseline_S & in_bin
         pooled = _location_scale(x[reference] if reference.sum() >= _LEAST else x[c.baseline_S])
+        if not by_source:
+            z[in_bin] = (x[in_bin] - pooled[0]) / pooled[1]
+            continue
         for source in np.unique(c.source_S[in_bin]):
             mine = in_bin & (c.source_S == source)
             own = reference & mine
             middle, scale = _location_scale(x[own]) if own.sum() >= _LEAST else pooled
             z[mine] = (x[mine] - middle) / max(scale, _SCALE_FLOOR * pooled[1])
+    return z
+
+
+def _z_echo(c: SegmentColumns) -> Floats:
+    """Repetition as robust z by source; the logarithm stretches what is repeated nearly whole."""
+    x = -np.log(1.05 - c.repeated_S)
+    long_S = c.num_labels_S >= _ECHO_TOKENS
+    reference = c.baseline_S & long_S
+    if not reference.any():
+        reference = c.baseline_S
+    pooled = _location_scale(x[reference])
+    z = np.full(len(c), np.nan)
+    for source in np.unique(c.source_S):
+        mine = c.source_S == source
+        own = reference & mine
+        middle, scale = _location_scale(x[own]) if own.sum() >= _LEAST else pooled
+        z[mine] = (x[mine] - middle) / max(scale, _ECHO_FLOOR * pooled[1], _ECHO_SCALE)
+    z[~long_S] *= 0.5
     return z
 
 
@@ -150,8 +195,9 @@ def _between_documents(c: SegmentColumns, rows: Mask) -> tuple[float, float, flo
     return middle, max(between, (0.4 * scale) ** 2), token_variance
 
 
-def _z_loss(c: SegmentColumns) -> Floats:
-    """Loss as z whose variance is between-document variance + token variance / n."""
+def loss_z(c: SegmentColumns) -> Floats:
+    """Loss of every row as z against the baseline rows (at least one) of its source, of all where they are too few; its
+    variance is between-document variance + token variance / n."""
     pooled = _between_documents(c, c.baseline_S)
     z = np.full(len(c), np.nan)
     for source in np.unique(c.source_S):
@@ -163,52 +209,66 @@ def _z_loss(c: SegmentColumns) -> Floats:
     return z
 
 
-def _calibrate(c: SegmentColumns, z: Floats, config: AttributionConfig, low_side: bool = False) -> Floats:
-    """|z| (or -z) over its clean quantile, per source where the source has enough clean segments."""
-    oddness = -z if low_side else np.abs(z)
-    pooled = max(float(np.quantile(oddness[c.baseline_S], config.quantile)), _TINY)
+def _calibrate(
+    c: SegmentColumns, oddness: Floats, config: AttributionConfig, floor: float = 0.5, least: float = _TINY
+) -> Floats:
+    """Oddness over its clean quantile, at least ``least``; per source where the source has enough clean segments, and
+    then at least ``floor`` of all sources' quantile."""
+    pooled = max(float(np.quantile(oddness[c.baseline_S], config.quantile)), least)
     out: Floats = oddness / pooled
     for source in np.unique(c.source_S):
         mine = c.source_S == source
         own = mine & c.baseline_S
         if own.sum() >= _LEAST_TAIL:
-            out[mine] = oddness[mine] / max(float(np.quantile(oddness[own], config.quantile)), 0.5 * pooled)
+            out[mine] = oddness[mine] / max(float(np.quantile(oddness[own], config.quantile)), floor * pooled, least)
     return out
 
 
 def _surprise(c: SegmentColumns, config: AttributionConfig) -> Floats:
-    return _calibrate(c, _z_loss(c), config)
+    return _calibrate(c, np.abs(loss_z(c)), config)
 
 
 def _pull(c: SegmentColumns, config: AttributionConfig) -> Floats:
-    return _calibrate(c, _z_binned(c, np.log(c.head_grad_S / np.sqrt(c.num_labels_S) + _TINY), config), config)
-
-
-def _excess(c: SegmentColumns, config: AttributionConfig) -> Floats:
-    return _calibrate(c, _z_binned(c, c.loss_S - c.entropy_S, config), config)
+    pull_S = np.log(c.head_grad_S / np.sqrt(c.num_labels_S) + _TINY)
+    return _calibrate(c, np.abs(_z_binned(c, pull_S, config)), config)
 
 
 def _order(c: SegmentColumns, config: AttributionConfig) -> Floats:
-    return _calibrate(c, _z_binned(c, c.shuffled_S - c.loss_S, config), config, low_side=True)
+    said_S = np.log(np.maximum(c.shuffled_S - c.loss_S, 0.0) + _LEAST_ORDER)
+    weight_S = np.minimum(1.0, c.num_labels_S / _ORDER_TOKENS)  # a few tokens have hardly another order
+    return _calibrate(c, -weight_S * _z_binned(c, said_S, config, by_source=False), config, floor=1.0)
 
 
 def _squeeze(c: SegmentColumns, config: AttributionConfig) -> Floats:
-    return _calibrate(c, _z_binned(c, c.squeeze_S, config), config)
+    return _calibrate(c, np.abs(_z_binned(c, c.squeeze_S, config)), config)
+
+
+def _echo(c: SegmentColumns, config: AttributionConfig) -> Floats:
+    return _calibrate(c, _z_echo(c), config, least=1.0)  # clean text that repeats nothing has a quantile of 0
 
 
 EVIDENCE: dict[str, Callable[[SegmentColumns, AttributionConfig], Floats]] = {
     "surprise": _surprise,
     "pull": _pull,
-    "excess": _excess,
     "order": _order,
     "squeeze": _squeeze,
+    "echo": _echo,
 }
 """Every piece of evidence; each returns one calibrated column, 1.0 = the clean quantile."""
+WEIGHTS = {"surprise": 1.0, "pull": 1.0, "order": 2.0, "squeeze": 1.0, "echo": 2.0}
+"""What the square of each piece counts in the mean."""
 
 
 def evidence(columns: SegmentColumns, config: AttributionConfig) -> dict[str, Floats]:
     """The calibrated columns, cut off at ``CLIP`` (and at 0 below for one-sided evidence)."""
     return {name: np.clip(piece(columns, config), 0.0, CLIP) for name, piece in EVIDENCE.items()}
+
+
+def _combined(pieces: dict[str, Floats]) -> Floats:
+    """Weighted root mean square of the evidence."""
+    weights = [WEIGHTS[name] for name in pieces]
+    score_S: Floats = np.sqrt(np.average([column**2 for column in pieces.values()], axis=0, weights=weights))
+    return score_S
 
 
 def _by_document(c: SegmentColumns, score_S: Floats) -> Floats:
@@ -233,7 +293,7 @@ def attribute(columns: SegmentColumns, config: AttributionConfig) -> Attribution
     if not columns.baseline_S.any():
         raise ValueError("attribution needs baseline segments")
     pieces = evidence(columns, config)
-    score_S = _by_document(columns, np.sqrt(np.mean([column**2 for column in pieces.values()], axis=0)))
+    score_S = _by_document(columns, _combined(pieces))
     window_S = ~columns.baseline_S
     whole: list[int] = []
     odd_share: dict[int, float] = {}

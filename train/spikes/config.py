@@ -21,8 +21,8 @@ class DetectorConfig:
         loss_z: single-step loss.
         mean_z: mean loss of the last ``mean_steps`` steps.
         mean_steps: how many steps that mean spans.
-        source_z: loss against each source's own running median.
-        grad_norm_z: natural logarithm of the gradient norm.
+        source_z: loss against each source's own running median, of a step; 1.2 times it for the last 8.
+        grad_norm_z: natural logarithm of the gradient norm, of a step, and the median of the last 6 and 8.
         update_norm_z: natural logarithm of the update's norm.
         min_nats: a loss alarm also needs this excess, nats a token (half of it for the mean).
         plateau_steps: report when the smoothed loss fell by less than ``plateau_nats`` over so many steps; 0 is off.
@@ -44,10 +44,14 @@ class DetectorConfig:
     validation_nats: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.window_steps < 8:
-            raise ValueError("window_steps: must be >= 8")
-        if self.mean_steps < 2:
-            raise ValueError("mean_steps: must be >= 2")
+        least = {"window_steps": 8, "mean_steps": 2}
+        problems = [
+            f"{name}: must be >= {least.get(name, 0)}"
+            for name, value in vars(self).items()
+            if value < least.get(name, 0)
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,10 @@ class AttributionConfig:
         long_tokens: segments of at least this many tokens form the second length bin.
     """
 
-    threshold: float = 1.7
-    source_threshold: float = 1.35
-    source_share: float = 0.4
-    source_flagged_share: float = 0.15
+    threshold: float = 1.6
+    source_threshold: float = 1.2
+    source_share: float = 0.6
+    source_flagged_share: float = 0.5
     source_documents: int = 8
     baseline_segments: int = 900
     baseline_source_segments: int = 100
@@ -79,6 +83,17 @@ class AttributionConfig:
     long_tokens: int = 64
 
     def __post_init__(self) -> None:
+        counts = (
+            "source_documents",
+            "baseline_segments",
+            "baseline_source_segments",
+            "max_baseline_steps",
+            "long_tokens",
+        )
+        problems = [f"{name}: must be >= 1" for name in (*counts, "long_tokens") if getattr(self, name) < 1]
+        problems += [f"{name}: must be > 0" for name in ("threshold", "source_threshold") if getattr(self, name) <= 0]
+        if problems:
+            raise ValueError("\n".join(problems))
         if not 0.5 <= self.quantile < 1:
             raise ValueError("quantile: must lie in [0.5, 1)")
         if not 0 <= self.source_share <= 1:
@@ -100,7 +115,10 @@ class SpikeConfig:
         rollback_span_steps: see ``max_rollbacks``.
         max_cut_fraction: above this share of the window's tokens drop and replace samples instead of masking.
         min_flagged_fraction: up to this share of the window's tokens counts as "almost nothing"; clean windows lose
-        about 1 %. confirm: ``continue``: the masked continuation is the test.
+        about 1 %.
+        confirm: ``continue``: the masked continuation is the test. ``full``: before the cut, the steps from the
+        checkpoint on run again without it and with a placebo, twice the cost of the rollback; only then is a spike
+        called ``confirmed``.
     """
 
     enabled: bool = True
@@ -113,7 +131,7 @@ class SpikeConfig:
     rollback_span_steps: int = 10_000
     max_cut_fraction: float = 0.2
     min_flagged_fraction: float = 0.02
-    confirm: Literal["continue"] = "continue"
+    confirm: Literal["continue", "full"] = "continue"
     detectors: DetectorConfig = field(default_factory=DetectorConfig)
     attribution: AttributionConfig = field(default_factory=AttributionConfig)
 
@@ -124,6 +142,8 @@ class SpikeConfig:
                 ("patience", self.patience < 1, ">= 1"),
                 ("lead_steps", self.lead_steps < 0, ">= 0"),
                 ("tries", self.tries < 1, ">= 1"),
+                ("max_rollbacks", self.max_rollbacks < 0, ">= 0"),
+                ("rollback_span_steps", self.rollback_span_steps < 1, ">= 1"),
                 ("max_cut_fraction", not 0 <= self.max_cut_fraction <= 1, "within 0 .. 1"),
                 ("min_flagged_fraction", not 0 <= self.min_flagged_fraction < 1, "within 0 .. 1"),
             )

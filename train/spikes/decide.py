@@ -13,11 +13,12 @@ from loader.order.skips import SkipEntry
 
 from .attribute import Attribution, SegmentColumns
 from .config import SpikeConfig
+from .confirm import placebo_entries
 from .history import Trend
 from .records import Verdict, Window
-from .rollback import RollbackRecord, tries_of, within_span
+from .rollback import RollbackRecord, recovered, tries_of, within_span
 
-__all__ = ["Case", "Finding", "Raised", "decide", "judge_raised", "judge_recovery"]
+__all__ = ["Case", "Finding", "Raised", "as_dry_run", "decide", "judge_raised", "judge_recovery"]
 
 Action = Literal["mask", "replace", "skip_range"]
 _ADVICE = "three things that have helped others: QK-norm, a lower learning rate, z-loss"
@@ -60,29 +61,21 @@ def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: floa
 
 
 def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:
-    """The masked continuation against the recorded run, over the steps from the alarm to the window's end.
-
-    Recovered: at least half of the recorded excess is gone; where no excess was recorded, the losses are finite.
-    """
-    finite = bool(losses) and all(math.isfinite(x) for x in losses)
-    mean = float(np.mean(losses)) if finite else None
-    share: float | None = None
-    recovered = finite
-    if mean is not None and record.recorded_loss is not None and record.expected_loss is not None:
-        excess = record.recorded_loss - record.expected_loss
-        if excess > 0:
-            share = (record.recorded_loss - mean) / excess
-            recovered = share >= 0.5
+    """The masked continuation against the recorded run, over the steps from the alarm to the window's end."""
+    gone, share, mean = recovered(record, losses)
     good = {"mask": "recovered", "replace": "replaced", "skip_range": "range_skipped"}[record.action]
-    return {
+    if record.trials is not None:
+        good = "confirmed" if record.upheld else "not_data"
+    event: dict[str, Any] = {
         "kind": "outcome",
         "rollback": record.number,
-        "outcome": good if recovered else "not_recovered",
+        "outcome": good if gone else "not_recovered",
         "recovered_share": share,
         "loss": mean,
         "recorded_loss": record.recorded_loss,
         "expected_loss": record.expected_loss,
     }
+    return event if record.trials is None else {**event, "trials": dict(record.trials)}
 
 
 @dataclass(frozen=True)
@@ -119,13 +112,22 @@ class Finding:
     attribution: Attribution | None
 
 
-def _stop(case: Case, why: str, report: Mapping[str, Any]) -> Verdict:
+def _stop(why: str, report: Mapping[str, Any]) -> Verdict:
     full = {**report, "action": "give_up", "outcome": "given_up", "why": why, "advice": _ADVICE}
     return Verdict("give_up", "given_up", report=full)
 
 
 def _go_on(why: str, report: Mapping[str, Any]) -> Verdict:
     return Verdict("report", "reported", report={**report, "action": "report", "outcome": "reported", "why": why})
+
+
+def as_dry_run(verdict: Verdict) -> Verdict:
+    """What ``dry_run`` makes of a verdict: it is reported, and nothing more."""
+    if verdict.action == "report":
+        return verdict
+    told = {**verdict.report, "action": "report", "outcome": "reported", "would": verdict.action}
+    told.pop("placebo_tokens", None)
+    return Verdict("report", "reported", report=told)
 
 
 def _choose(case: Case, finding: Finding, config: SpikeConfig) -> tuple[Action | None, str]:
@@ -171,16 +173,16 @@ def decide(case: Case, finding: Finding, config: SpikeConfig, report: Mapping[st
         case: the alarm. finding: what was found. config: the ``spikes:`` block.
         report: what is already known, JSON-able; the verdict's own facts are added.
     """
+    tries = tries_of(case.window, case.rollbacks)
+    if tries >= config.tries and (case.raised.raised or not case.finite):
+        return _stop(f"still spiking after {tries} tries", report)
     action, why = _choose(case, finding, config)
     if action is None:
         return _go_on(why, report)
-    tries = tries_of(case.window, case.rollbacks)
-    if tries >= config.tries:
-        return _stop(case, f"still spiking after {tries} tries", report)
     spent = within_span(case.window.alarm, config.rollback_span_steps, case.rollbacks)
     if spent >= config.max_rollbacks:
         why = f"{spent} rollbacks within {config.rollback_span_steps} steps are already spent"
-        return _go_on(why, report) if case.finite else _stop(case, why, report)
+        return _go_on(why, report) if case.finite else _stop(why, report)
     record = RollbackRecord(
         number=len(case.rollbacks),
         start=case.window.start,
@@ -192,16 +194,15 @@ def decide(case: Case, finding: Finding, config: SpikeConfig, report: Mapping[st
         recorded_loss=case.raised.mean_loss,
         expected_loss=case.raised.expected_loss,
     )
-    outcome = {"mask": "recovered", "replace": "replaced", "skip_range": "range_skipped"}
     verdict = Verdict(
         action,
-        outcome[action],  # type: ignore[arg-type]
+        "waiting",
         rollback_to=finding.checkpoint_step,
         next_position=finding.next_position,
         entries=_entries(action, finding, record),
-        report={**report, "action": action, "outcome": outcome[action], "why": why, "rollback": record.number},
+        report={**report, "action": action, "outcome": "waiting", "why": why, "rollback": record.number},
     )
-    if config.dry_run:
-        told = {**verdict.report, "action": "report", "outcome": "reported", "would": action}
-        return replace(_go_on("dry run", report), report=told)
+    if config.confirm == "full" and action != "skip_range" and finding.attribution is not None:
+        placebo, tokens = placebo_entries(record, finding.columns, finding.attribution)
+        return replace(verdict, placebo=placebo, report={**verdict.report, "placebo_tokens": tokens})
     return verdict

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .attribute import Attribution, SegmentColumns, attribute, concatenate, enough_baseline
+from .attribute import Attribution, SegmentColumns, attribute, concatenate
+from .baseline import LEAST_BASELINE, read_baseline
 from .config import SpikeConfig
-from .decide import Case, Finding, decide
+from .decide import Case, Finding, as_dry_run, decide
 from .records import FrozenModel, InvestigationContext, Verdict
+from .rollback import tried_checkpoints
 from .score import score_batch
 
 __all__ = ["investigate"]
 
-_LEAST_BASELINE = 60
-"""Fewer clean segments than this say nothing."""
 _NAMED_DOCUMENTS = 500
 """A report names at most so many documents, those with the most tokens first."""
 
@@ -24,33 +25,24 @@ _NAMED_DOCUMENTS = 500
 def _score(
     context: InvestigationContext, frozen: FrozenModel, step: int, token_bytes: Sequence[bytes] | None, baseline: bool
 ) -> SegmentColumns:
-    return score_batch(frozen, context.read_batch(step), token_bytes, baseline)
-
-
-def _baseline(
-    context: InvestigationContext, frozen: FrozenModel, steps: tuple[int, int], config: SpikeConfig
-) -> list[SegmentColumns]:
-    """Clean steps before the window, ``steps`` = [first there is, window), newest first, until there are enough
-    segments in all and of each source."""
-    first, stop = steps
-    rules, token_bytes = config.attribution, context.token_bytes()
-    parts: list[SegmentColumns] = []
-    for step in range(stop - 1, max(first - 1, stop - 1 - rules.max_baseline_steps), -1):
-        parts.append(_score(context, frozen, step, token_bytes, True))
-        table = concatenate(parts)
-        if enough_baseline(table, np.unique(table.source_S).tolist(), rules):
-            break
-    return parts
+    """The rows of a whole step, on every process; each scores its part of the samples."""
+    own = score_batch(frozen, context.read_batch(step), token_bytes, baseline, context.most_samples(step))
+    return frozen.together(own)
 
 
 def _documents(
     context: InvestigationContext, sources: Sequence[str], columns: SegmentColumns, found: Attribution
 ) -> list[dict[str, Any]]:
-    """The flagged documents of the window with origin, tokens and score, most tokens first."""
+    """The flagged documents of the window with origin, tokens, score and its five pieces, most tokens first."""
     rows = np.flatnonzero(found.flagged_S)
     ids, first, inverse = np.unique(columns.document_S[rows], return_index=True, return_inverse=True)
     tokens = np.bincount(inverse, columns.num_labels_S[rows]).astype(np.int64)
     order = np.lexsort((ids, -tokens))[:_NAMED_DOCUMENTS]
+    weights_R = columns.num_labels_S[rows].astype(np.float64)
+    pieces = {
+        name: np.bincount(inverse, weights_R * column_S[rows]) / np.maximum(tokens, 1)
+        for name, column_S in found.evidence.items()
+    }
     names = context.names([int(ids[i]) for i in order])
     return [
         {
@@ -58,6 +50,7 @@ def _documents(
             "source": sources[int(columns.source_S[rows[first[i]]])],
             "tokens": int(tokens[i]),
             "score": round(float(found.score_S[rows[first[i]]]), 3),
+            "evidence": {name: round(float(piece[i]), 2) for name, piece in pieces.items()},
             **names.get(int(ids[i]), {}),
         }
         for i in order
@@ -81,30 +74,67 @@ def _per_source(sources: Sequence[str], columns: SegmentColumns, found: Attribut
 
 
 def investigate(case: Case, context: InvestigationContext, config: SpikeConfig) -> Verdict:
-    """Answers an alarm. Reads batches and one checkpoint; changes nothing."""
+    """Answers an alarm. Reads batches and one checkpoint; changes nothing.
+
+    Every process of the run calls it. Each scores its samples, all get all rows; the leading one decides, so that no
+    difference between processors can part them.
+    """
+    verdict = _answer(case, context, config)
+    return as_dry_run(verdict) if config.dry_run else verdict
+
+
+def _answer(case: Case, context: InvestigationContext, config: SpikeConfig) -> Verdict:
     window = case.window
-    report: dict[str, Any] = {
+    frozen = _load_frozen(case, context)
+    if frozen is None:
+        return _without_checkpoint(case)
+    token_bytes = context.token_bytes()
+    parts = [_score(context, frozen, step, token_bytes, False) for step in range(window.start, window.stop)]
+    clean = partial(_score, context, frozen, token_bytes=token_bytes, baseline=True)
+    baseline = read_baseline(clean, (case.first_step, window.start), config.attribution)
+    columns = concatenate(parts + baseline)
+    told = context.agree(lambda: _conclude(case, context, config, (frozen, columns, len(baseline))).to_json())
+    return Verdict.from_json(told)
+
+
+def _load_frozen(case: Case, context: InvestigationContext) -> FrozenModel | None:
+    """The newest checkpoint before the window. A spike that came back gets one older than those that earlier tries went
+    back to, while there is one: they may hold its cause."""
+    window = case.window
+    tried = tried_checkpoints(window, case.rollbacks, finite=case.finite)
+    older = context.load_frozen(min(window.start, min(tried) - 1)) if tried else None
+    return context.load_frozen(window.start) if older is None else older
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    window = case.window
+    return {
         "kind": "verdict",
         "window": {"start": window.start, "alarm": window.alarm, "stop": window.stop},
         "finite": case.finite,
         "raised": case.raised.to_json(),
     }
-    frozen = context.load_frozen(window.start)
-    if frozen is None:
-        report["why"] = "no checkpoint at or before the window"
-        if case.finite:
-            return Verdict("report", "reported", report={**report, "action": "report", "outcome": "reported"})
-        return Verdict("give_up", "given_up", report={**report, "action": "give_up", "outcome": "given_up"})
-    sources, token_bytes = context.source_names(), context.token_bytes()
-    parts = [_score(context, frozen, step, token_bytes, False) for step in range(window.start, window.stop)]
-    baseline = _baseline(context, frozen, (case.first_step, window.start), config)
-    columns = concatenate(parts + baseline)
+
+
+def _without_checkpoint(case: Case) -> Verdict:
+    report = {**_facts(case), "why": "no checkpoint at or before the window"}
+    if case.finite:
+        return Verdict("report", "reported", report={**report, "action": "report", "outcome": "reported"})
+    return Verdict("give_up", "given_up", report={**report, "action": "give_up", "outcome": "given_up"})
+
+
+def _conclude(
+    case: Case, context: InvestigationContext, config: SpikeConfig, scored: tuple[FrozenModel, SegmentColumns, int]
+) -> Verdict:
+    """From the scored table (and the number of baseline steps in it) to the verdict."""
+    frozen, columns, baseline_steps = scored
+    window, report, sources = case.window, _facts(case), context.source_names()
     found: Attribution | None = None
-    if np.count_nonzero(columns.baseline_S) >= _LEAST_BASELINE and not columns.baseline_S.all():
+    if np.count_nonzero(columns.baseline_S) >= LEAST_BASELINE and not columns.baseline_S.all():
         found = attribute(columns, config.attribution)
     first, stop = context.positions_of_steps(window.start, window.stop)
     report["checkpoint_step"] = frozen.step
-    report["baseline"] = {"steps": len(baseline), "segments": int(np.count_nonzero(columns.baseline_S))}
+    report["baseline"] = {"steps": baseline_steps, "segments": int(np.count_nonzero(columns.baseline_S))}
     if found is not None:
         report["window_tokens"], report["flagged_tokens"] = found.window_tokens, found.flagged_tokens
         report["sources"] = _per_source(sources, columns, found)

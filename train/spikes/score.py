@@ -7,7 +7,8 @@ labels, H the hidden vectors and s the logit scale. Its Frobenius norm needs no 
             = s^2 sum over vocabulary tiles ||E_tile^T H||^2        tile x D, for longer ones
 
 Logits are kept for a whole sample while ``LOGIT_BUDGET`` allows and are computed again tile by tile above it, so memory
-does not grow with the vocabulary.
+does not grow with the vocabulary. Where the vocabulary is cut over processes, the sums over it (partition function,
+label's logit, and the squares above, one number a segment) are completed by all-reduces.
 
 Legend: B samples, T tokens, D hidden, V vocabulary, S segments, N labels of one segment, C vocabulary entries of a
     tile.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from loader.stream.batch import slice_batch
@@ -33,7 +35,9 @@ from .records import FrozenModel
 if TYPE_CHECKING:
     from loader.stream.batch import Batch
 
-__all__ = ["gradient_norm_gram", "gradient_norm_tiles", "score_batch", "shuffle_batch"]
+    from ..head import VocabularyCut
+
+__all__ = ["gradient_norm_gram", "gradient_norm_tiles", "score_batch", "scored_rows", "shuffle_batch"]
 
 LOGIT_BUDGET = 1 << 25
 """Logits held at once: tokens of a sample x vocabulary entries (4 bytes each)."""
@@ -65,23 +69,43 @@ def _tiled_square(errors_NV: torch.Tensor, hidden_ND: torch.Tensor, tile: int) -
 
 @dataclasses.dataclass(frozen=True)
 class _Weights:
-    """The head in float32, on the model's device."""
+    """The head in float32, on the model's device; with ``cut`` this process's rows of it."""
 
     weight_VD: torch.Tensor
     scale: float
+    cut: VocabularyCut | None
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A sum over the vocabulary, completed in place."""
+        if self.cut is not None:
+            dist.all_reduce(tensor, group=self.cut.group)
+        return tensor
+
+    def own(self, labels_T: torch.Tensor) -> torch.Tensor:
+        """Labels as rows of ``weight_VD``; what lies outside of them is another process's, or no label."""
+        return labels_T if self.cut is None else torch.where(labels_T >= 0, labels_T - self.cut.start, -1)
 
 
 class _Head:
     """The head over one sample's hidden vectors, one vocabulary tile at a time."""
 
     def __init__(self, weights: _Weights, hidden_TD: torch.Tensor) -> None:
-        self._weight_VD, self._scale = weights.weight_VD, weights.scale
+        self._weights, self._weight_VD, self._scale = weights, weights.weight_VD, weights.scale
         self._hidden_TD = hidden_TD
         vocabulary = self._weight_VD.shape[0]
         self._tile = max(1, min(vocabulary, LOGIT_BUDGET // max(1, hidden_TD.shape[0])))
         self._kept = self._logits(slice(0, vocabulary)) if self._tile == vocabulary else None
-        partial = [logits_TC.logsumexp(1) for _, logits_TC in self.tiles()]
-        self.log_total_T = torch.stack(partial).logsumexp(0)
+        nothing_T = hidden_TD.new_full((hidden_TD.shape[0],), float("-inf"))  # a process may hold no row at all
+        partial = [nothing_T, *(logits_TC.logsumexp(1) for _, logits_TC in self.tiles())]
+        self.log_total_T = self._over_all(torch.stack(partial).logsumexp(0))
+
+    def _over_all(self, log_total_T: torch.Tensor) -> torch.Tensor:
+        cut = self._weights.cut
+        if cut is None:
+            return log_total_T
+        top_T = log_total_T.clone()
+        dist.all_reduce(top_T, op=dist.ReduceOp.MAX, group=cut.group)
+        return top_T + self._weights.sum_((log_total_T - top_T).exp()).log()
 
     def _logits(self, entries: slice) -> torch.Tensor:
         return self._scale * (self._hidden_TD @ self._weight_VD[entries].T)
@@ -95,13 +119,19 @@ class _Head:
 
     def token_losses(self, labels_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy per token, nats; 0 where the label is ignored."""
-        target_T = labels_T.clamp(min=0)
-        at_label_T = self._scale * (self._hidden_TD * self._weight_VD[target_T]).sum(1)
+        own_T, rows = self._weights.own(labels_T), self._weight_VD.shape[0]
+        here_T = (own_T >= 0) & (own_T < rows)
+        at_label_T = torch.zeros_like(self.log_total_T)
+        if rows:
+            target_TD = self._weight_VD[own_T.clamp(0, rows - 1)]
+            at_label_T = torch.where(here_T, self._scale * (self._hidden_TD * target_TD).sum(1), at_label_T)
+        at_label_T = self._weights.sum_(at_label_T)
         return torch.where(labels_T >= 0, self.log_total_T - at_label_T, torch.zeros_like(at_label_T))
 
     def gradient_norms(self, labels_T: torch.Tensor, pieces: Sequence[slice]) -> torch.Tensor:
         """Norm of the head gradient of each piece's summed loss; all tokens of a piece but the last have labels."""
         width, device = self._hidden_TD.shape[1], self._hidden_TD.device
+        labels_T = self._weights.own(labels_T)
         sizes = [piece.stop - piece.start for piece in pieces]
         grams = [torch.zeros(n, n, device=device) if n < width else None for n in sizes]
         squares = [torch.zeros((), device=device) for _ in pieces]
@@ -117,7 +147,7 @@ class _Head:
             if gram is not None:
                 hidden_ND = self._hidden_TD[piece]
                 squares[i] = (gram * (hidden_ND @ hidden_ND.T)).sum()
-        return abs(self._scale) * torch.stack(squares).clamp(min=0.0).sqrt()
+        return abs(self._scale) * self._weights.sum_(torch.stack(squares)).clamp(min=0.0).sqrt()
 
     def _errors(self, logits_NC: torch.Tensor, piece: slice, labels_N: torch.Tensor, entries: slice) -> torch.Tensor:
         """P - Y of one tile."""
@@ -135,9 +165,9 @@ def shuffle_batch(batch: Batch) -> Batch:
     segment are the same multiset. The permutation is a function of the position alone.
     """
     tokens_BT, labels_BT = batch.tokens_BT.copy(), np.full_like(batch.labels_BT, IGNORED)
-    keys_BT = np.stack([_keys(int(position), tokens_BT.shape[1]) for position in batch.positions_B])
+    keys_BT = [_keys(int(position), tokens_BT.shape[1]) for position in batch.positions_B]
     for row, start, stop in _pieces(batch):
-        order = np.argsort(keys_BT[row, start + 1 : stop], kind="stable")
+        order = np.argsort(keys_BT[row][start + 1 : stop], kind="stable")
         tokens_BT[row, start + 1 : stop] = batch.tokens_BT[row, start + 1 : stop][order]
         labels_BT[row, start : stop - 1] = tokens_BT[row, start + 1 : stop]
     return dataclasses.replace(batch, tokens_BT=tokens_BT, labels_BT=labels_BT)
@@ -149,7 +179,7 @@ def _keys(position: int, count: int) -> NDArray[np.uint64]:
     return keys
 
 
-def _scored_rows(batch: Batch) -> NDArray[np.int64]:
+def scored_rows(batch: Batch) -> NDArray[np.int64]:
     """Rows of the segment table with labels (neither padding nor masked nor a single token), by sample and start."""
     table = batch.segments
     labelled_S = batch.labels_BT[table.sample_index_S, table.token_start_S] != IGNORED
@@ -160,8 +190,8 @@ def _scored_rows(batch: Batch) -> NDArray[np.int64]:
 
 
 def _pieces(batch: Batch) -> list[tuple[int, int, int]]:
-    """(sample, first token, end) of every segment with labels, in the order of ``_scored_rows``."""
-    table, rows = batch.segments, _scored_rows(batch)
+    """(sample, first token, end) of every segment with labels, in the order of ``scored_rows``."""
+    table, rows = batch.segments, scored_rows(batch)
     starts = table.token_start_S[rows].astype(np.int64)
     stops = starts + table.num_tokens_S[rows]
     return list(zip(table.sample_index_S[rows].tolist(), starts.tolist(), stops.tolist(), strict=True))
@@ -171,6 +201,13 @@ def _entropy(tokens_N: NDArray[np.int32]) -> float:
     """Entropy of the histogram of the tokens, nats."""
     share = np.unique(tokens_N, return_counts=True)[1] / len(tokens_N)
     return float(-(share * np.log(share)).sum())
+
+
+def _repeated(tokens_N: NDArray[np.int32]) -> float:
+    """Share of the runs of three tokens that occurred before in the segment."""
+    wide_N = tokens_N.astype(np.int64)  # ids fit into 21 bits
+    runs = wide_N[:-2] << 42 | wide_N[1:-1] << 21 | wide_N[2:]
+    return 1.0 - len(np.unique(runs)) / len(runs) if len(runs) else 0.0
 
 
 def _squeeze(tokens_N: NDArray[np.int32], token_bytes: Sequence[bytes] | None) -> float:
@@ -186,6 +223,8 @@ def _model_columns(frozen: FrozenModel, weights: _Weights, batch: Batch) -> NDAr
     """(4, S): mean loss, token variance, head gradient norm, mean loss of the shuffled tokens."""
     shuffled = shuffle_batch(batch)
     hidden_BTD, shuffled_BTD = frozen.hidden(batch).float(), frozen.hidden(shuffled).float()
+    if not frozen.has_head:
+        return np.zeros((4, 0))
     device = hidden_BTD.device
     labels_BT = torch.from_numpy(batch.labels_BT.astype(np.int64)).to(device)
     shuffled_labels_BT = torch.from_numpy(shuffled.labels_BT.astype(np.int64)).to(device)
@@ -205,26 +244,34 @@ def _model_columns(frozen: FrozenModel, weights: _Weights, batch: Batch) -> NDAr
 
 
 def score_batch(
-    frozen: FrozenModel, batch: Batch, token_bytes: Sequence[bytes] | None, baseline: bool
+    frozen: FrozenModel,
+    batch: Batch,
+    token_bytes: Sequence[bytes] | None,
+    baseline: bool,
+    most_samples: int | None = None,
 ) -> SegmentColumns:
     """Scores every labelled segment of a batch, ``CHUNK_TOKENS`` at a time.
 
     Args:
         frozen: the weights to score with.
-        batch: a whole global batch.
+        batch: a global batch, or this process's part of it.
         token_bytes: bytes of each token id, or None to compress raw ids.
         baseline: whether these rows are clean baseline.
+        most_samples: of the process that has the most: a spread model is called equally often by all. None: as many as
+            ``batch`` has.
 
     Returns:
-        One row per segment with at least one label; ``source_S`` as in ``batch.source_B``.
+        One row per segment with at least one label; ``source_S`` as in ``batch.source_B``. No rows on a process
+        without the head.
     """
     num_samples, seq_len = batch.tokens_BT.shape
-    weights = _Weights(frozen.head_weight_VD.detach().float(), frozen.logit_scale)
+    weights = _Weights(frozen.head_weight_VD.detach().float(), frozen.logit_scale, frozen.cut)
     width = max(1, CHUNK_TOKENS // max(1, seq_len))
+    most = num_samples if most_samples is None else most_samples
     with torch.no_grad():
         parts = [
             _score_chunk((frozen, weights), slice_batch(batch, start, start + width), token_bytes, baseline)
-            for start in range(0, max(1, num_samples), width)
+            for start in range(0, max(1, most), width)
         ]
     return concatenate(parts)
 
@@ -232,9 +279,10 @@ def score_batch(
 def _score_chunk(
     model: tuple[FrozenModel, _Weights], batch: Batch, token_bytes: Sequence[bytes] | None, baseline: bool
 ) -> SegmentColumns:
-    table, rows = batch.segments, _scored_rows(batch)
+    table, rows = batch.segments, scored_rows(batch)
     loss_S, variance_S, gradient_S, shuffled_S = _model_columns(*model, batch)
-    tokens = [batch.tokens_BT[sample, start:stop] for sample, start, stop in _pieces(batch)]
+    rows = rows if model[0].has_head else rows[:0]
+    tokens = [batch.tokens_BT[sample, start:stop] for sample, start, stop in _pieces(batch)[: len(rows)]]
     sample_S = table.sample_index_S[rows]
     return SegmentColumns(
         source_S=batch.source_B[sample_S].astype(np.int32),
@@ -249,4 +297,5 @@ def _score_chunk(
         shuffled_S=shuffled_S,
         entropy_S=np.array([_entropy(t[1:]) for t in tokens], np.float64),
         squeeze_S=np.array([_squeeze(t, token_bytes) for t in tokens], np.float64),
+        repeated_S=np.array([_repeated(t) for t in tokens], np.float64),
     )

@@ -20,10 +20,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .config import SpikeConfig
-from .decide import Case, Raised, judge_raised, judge_recovery
+from .decide import Case, Raised, judge_raised
 from .detectors import DetectorSet, Reading
 from .history import Trend
 from .investigate import investigate
+from .outcomes import Outcomes
 from .records import Decision, FrozenModel, InvestigationContext, StepRecord, Verdict, Window
 from .rollback import RollbackRecord, rollbacks_from
 
@@ -37,6 +38,12 @@ __all__ = [
     "Window",
     "rollbacks_from",
 ]
+
+_QUIET_STEPS = 8
+"""An alarm is over once no detector has raised for so many steps in a row, as many as the longest of them spans,"""
+_QUIET_Z = 1.0
+"""... and the loss since the alarm lies less than this above the trend, in deviations as ``raised_z`` counts them. What
+comes while an alarm is open is not noticed, so that one odd document must not keep it open for all of ``patience``."""
 
 
 class SpikeWatch:
@@ -65,7 +72,8 @@ class SpikeWatch:
         self._losses: list[float] = []
         self._finite = True
         self._asked = False
-        self._after: list[float] = []
+        self._quiet = 0
+        self._outcomes = Outcomes(self.rollbacks)
         self._pending: list[dict[str, Any]] = []
         self._best_validation: float | None = None
 
@@ -74,15 +82,19 @@ class SpikeWatch:
         if not self.config.enabled:
             return Decision("none")
         raised = self._detectors.observe(record, holding=self._window is not None)
-        self._confirm(record)
+        self._pending += self._outcomes.observe(record)
         if self._window is not None:
+            asks = any(not self._detectors.detectors[r.detector].reports_only for r in raised)
+            is_judged = record.label_count > 0 or not record.finite
+            self._quiet = 0 if asks else self._quiet + is_judged
             decision = self._continue_case(record)
         else:
             decision = self._look(record, raised)
         self._finite = record.finite
-        if decision.kind == "none" and self._pending:
-            return Decision("report", event=self._pending.pop(0))
-        return decision
+        told, self._pending = self._pending, []
+        if decision.kind == "none" and told:
+            return Decision("report", event=told[-1], also=tuple(told[:-1]))
+        return replace(decision, also=tuple(told))
 
     def _look(self, record: StepRecord, raised: tuple[Reading, ...]) -> Decision:
         """No alarm is open: does this step raise one?"""
@@ -118,7 +130,7 @@ class SpikeWatch:
         return max(self._first_step, min([alarm - config.lead_steps, *new]))
 
     def _continue_case(self, record: StepRecord) -> Decision:
-        """An alarm is open: wait for ``patience``, then answer."""
+        """An alarm is open: wait until all is quiet again, or for ``patience``, then answer."""
         window = self._window
         assert window is not None
         if record.label_count > 0 or not record.finite:
@@ -127,11 +139,15 @@ class SpikeWatch:
             self._window = Window(window.start, window.alarm, record.step + 1)
             self._asked = True
             return Decision("investigate", self._window, {"kind": "broken", "step": record.step})
-        if record.step + 1 < window.stop:
+        last = record.step + 1 >= window.stop
+        if not last and self._quiet < _QUIET_STEPS:
             return Decision("none")
         raised = self._raised()
+        if not last and raised.z >= _QUIET_Z:
+            return Decision("none")
         if raised.raised:
             self._asked = True
+            window = self._window = Window(window.start, window.alarm, record.step + 1)  # only what was trained
             return Decision("investigate", window, {"kind": "raised", "step": record.step, **raised.to_json()})
         event = {"kind": "alarm_over", "step": record.step, "alarm": window.alarm, **raised.to_json()}
         self.answer()
@@ -139,17 +155,6 @@ class SpikeWatch:
 
     def _raised(self) -> Raised:
         return judge_raised(self._losses, self._trend, self.config.raised_z)
-
-    def _confirm(self, record: StepRecord) -> None:
-        """The steps after the newest rollback are the test whether it helped."""
-        last = self.rollbacks[-1] if self.rollbacks else None
-        if last is None or not last.alarm <= record.step < last.stop:
-            return
-        if record.label_count > 0:
-            self._after.append(record.loss)
-        if record.step == last.stop - 1:
-            self._pending.append({**judge_recovery(last, self._after), "step": record.step})
-            self._after = []
 
     def observe_validation(self, step: int, loss: float) -> Decision:
         """Takes in a held-out loss, nats; it can only be reported."""
@@ -171,14 +176,21 @@ class SpikeWatch:
             raise RuntimeError("investigate() without an investigate decision")
         case = Case(self._window, self._finite, self._raised(), self.rollbacks, self._first_step)
         verdict = investigate(case, context, self.config)
+        if verdict.rollback_to is not None or verdict.action == "give_up":
+            verdict = replace(verdict, outcomes=tuple(self._outcomes.cut_short(self._window)))
         if verdict.rollback_to is None:
             self.answer()
         return verdict
 
+    @property
+    def open_window(self) -> Window | None:
+        """The window of the alarm that waits for its answer, if one does."""
+        return self._window if self.config.enabled else None
+
     def answer(self) -> None:
         """Closes an open case without a rollback: the level of the steps since its alarm is the level from now on."""
         self._detectors.settle()
-        self._window, self._trend, self._losses, self._asked = None, None, [], False
+        self._window, self._trend, self._losses, self._asked, self._quiet = None, None, [], False, 0
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; the same floats come back exactly."""
@@ -189,8 +201,8 @@ class SpikeWatch:
             "losses": [x if math.isfinite(x) else None for x in self._losses],
             "finite": self._finite,
             "asked": self._asked,
-            "after": [x if math.isfinite(x) else None for x in self._after],
-            "pending": list(self._pending),
+            "quiet": self._quiet,
+            "outcomes": self._outcomes.state(),
             "best_validation": self._best_validation,
         }
 
@@ -202,8 +214,8 @@ class SpikeWatch:
         self._trend = None if state["trend"] is None else Trend(**state["trend"])
         self._losses = [math.nan if x is None else float(x) for x in state["losses"]]
         self._finite, self._asked = bool(state["finite"]), bool(state["asked"])
-        self._after = [math.nan if x is None else float(x) for x in state["after"]]
-        self._pending = [dict(event) for event in state["pending"]]
+        self._quiet = int(state.get("quiet", 0))  # an earlier version did not count: it waits a little longer
+        self._outcomes.load(state.get("outcomes", {}))  # an earlier version has none: its judgement begins anew
         self._best_validation = state["best_validation"]
 
 

@@ -1,0 +1,1 @@
+"""How one model is spread over many processes: the mesh, and one file per dimension of it."""

@@ -1,0 +1,1 @@
+"""Replicas that come and go while the run goes on, over torchft: docs/torchft.md."""
