@@ -123,6 +123,28 @@ def starts(rounds: int, peer_samples: int) -> list[Row]:
     return rows
 
 
+def many_shards(rounds: int) -> list[Row]:
+    """Plan and first step of a source of 100,000 shards: the one cost that grows with their number, beside 10,000."""
+    spent = []
+    for num_shards in (10_000, 100_000):
+        config = PlanConfig(
+            (SourceShape("a", np.full(num_shards, SHARD_SAMPLES)),),
+            17,
+            (MixtureStage(0, {"a": 1.0}),),
+            (BatchStage(0, BATCH),),
+        )
+        first = num_shards * SHARD_SAMPLES // BATCH * 9 // 10
+
+        def first_step(config: PlanConfig = config, step: int = first) -> None:
+            plan = Plan(config)
+            plan.samples(plan.step_positions(step))
+
+        spent.append(cpu_s(first_step, rounds) * 1e3)
+    name = "plan and step at 90 %, one source of"
+    few = row(f"{name} 10,000 shards", spent[0], "ms")
+    return [few, row(f"{name} 100,000 shards", spent[1], "ms", target=("<=", 50))]
+
+
 def peer_shuffle(shards: np.ndarray) -> float | None:
     """CPU ms in which the peer has an epoch's order, without the partition over ranks that it also needs."""
     try:
@@ -249,6 +271,7 @@ def main() -> None:
     rows = [
         *lookups(rounds),
         *starts(max(8, rounds // 3), 2_000_000 if options.quick else 10_000_000),
+        *many_shards(max(4, rounds // 3)),
         *staged_lookups(rounds),
         *mixing(60 if options.quick else 1000),
         *skip_lists(rounds, num_ranges),

@@ -65,7 +65,8 @@ def print_rows(rows: list[Row], as_json: bool) -> None:
     for one in rows:
         peer = ""
         if one["peer"] is not None:
-            value = "null" if one["peer_value"] is None else f"{one['peer_value']:,.4g} (x{one['ratio']:.3g})"
+            value = "null" if one["peer_value"] is None else f"{one['peer_value']:,.4g}"
+            value += "" if one["ratio"] is None else f" (x{one['ratio']:.3g})"  # a peer may have 0 of something
             peer = f"  {one['peer']} {value}"
         goal = "" if one["target"] is None else f"  [{one['target']}: {_VERDICT[one['holds']]}]"
         print(f"{one['name']:58} {one['value']:12,.4g} {one['unit']:10}{peer}{goal}")

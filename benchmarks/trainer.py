@@ -1,6 +1,7 @@
 """Trainer figures: tokens a CPU second, what a checkpoint stalls, what the ledger costs.
 
     python benchmarks/trainer.py [--quick] [--json]
+    python benchmarks/trainer.py --tables [--quick] [--json]    # parity, resume and kill, checkpoints: their scripts
 
 CPU seconds are user + system of this process on one thread. Ours and the peer take turns step by step in one run, so
 that both meet the same machine; the figure is the median, the ratio that of the medians. The peer of the step is a
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,17 +32,23 @@ from torch.nn.functional import cross_entropy, rms_norm, scaled_dot_product_atte
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.rows import print_rows
+from benchmarks.trainer_metrics import metrics_costs
 from loader.ledger import LedgerRecord, LedgerWriter
-from train.attention import ATTENTION, choose_attention
+from train.attention import ATTENTION, available_backends, choose_attention
 from train.checkpoint import CheckpointFacts
-from train.config import PRESETS, OptimizerConfig
 from train.inputs import InputOptions, to_inputs
+from train.metrics.flops import token_flops
 from train.model import Decoder, ModelShape
+from train.model_config import PRESETS
 from train.optim import Optimizer
+from train.optim_config import OptimizerConfig
 from train.precision import PRECISIONS
 from train.saver import Saver
+from train.world import World
 
 Row = dict[str, Any]
+TABLES = [("parity", "trainer_parity.py"), ("resume", "trainer_resume.py"), ("checkpoints", "trainer_checkpoints.py")]
 SEQ_LEN, ROWS, VOCAB_SIZE = 256, 8, 3072
 CPU = torch.device("cpu")
 
@@ -93,6 +101,8 @@ def make_batch(segments_per_row: int) -> Any:
         labels_BT=np.roll(tokens_BT, -1, axis=1),
         segment_of_BT=segment_of_BT,
         token_positions_BT=positions_BT,
+        positions_B=np.arange(ROWS),
+        cu_seqlens_C=np.zeros(ROWS * segments_per_row + 1, np.int32),  # its length alone is read
     )
 
 
@@ -188,17 +198,18 @@ def peer_step(batch: Any) -> Callable[[], object]:
 def steps(rounds: int) -> tuple[list[Row], float]:
     """Rows of the step, and our CPU seconds a step."""
     packed = make_batch(2)
-    work = {name: our_step(name, packed) for name in ATTENTION}
+    backends = available_backends(CPU, torch.float32)
+    work = {name: our_step(name, packed) for name in backends}
     found = by_turns(rounds, ours=our_step(None, packed), plain=peer_step(packed), **work)
     num_tokens = packed.tokens_BT.size
     rates = {name: num_tokens / seconds for name, seconds in found.items()}
     rows = [
         row("tiny, fp32: training", rates["ours"], "tokens/CPU s", peer="plain torch", peer_value=rates["plain"],
             target=(">=", 1.0)),
-        row("tiny, fp32: arithmetic", tiny_shape().flops_per_token() * rates["ours"] / 1e9, "GFLOP/s",
+        row("tiny, fp32: arithmetic", token_flops(tiny_shape()).total * rates["ours"] / 1e9, "GFLOP/s",
             peer="matrix product", peer_value=matrix_rate()),
     ]  # fmt: skip
-    for name in ATTENTION:
+    for name in backends:
         rows.append(row(f"  with attention {name}", rates[name], "tokens/CPU s"))
     return rows, found["ours"]
 
@@ -221,7 +232,7 @@ def checkpoints(rounds: int, dim: int) -> list[Row]:
     targets = [torch.empty_like(tensor) for tensor in tensors.values()]
     stalls, copies, writes = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        saver = Saver(Path(folder), None)
+        saver = Saver(Path(folder), World())
         for number in range(rounds + 1):
             begin = time.perf_counter()
             for target, tensor in zip(targets, tensors.values(), strict=True):
@@ -266,18 +277,43 @@ def machine() -> dict[str, float]:
     return {name: round(len(data) / seconds / 1e6) for name, seconds in found.items()}
 
 
+def table_commands(quick: bool) -> list[list[str]]:
+    """How the tables are made: each by a process of its own, because some of them fork and join process groups."""
+    here = Path(__file__).resolve().parent
+    return [[sys.executable, str(here / script), *(["--quick"] if quick else []), "--json"] for _, script in TABLES]
+
+
+def tables(quick: bool) -> list[Row]:
+    """The rows of all tables, named after them; one that could not be made is a row that does not hold."""
+    rows: list[Row] = []
+    for (name, script), command in zip(TABLES, table_commands(quick), strict=True):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            rows.append(row(f"{name}: {script} ended with {done.returncode}", 1, "", target=("<=", 0)))
+        else:
+            rows += [{**one, "name": f"{name}: {one['name'].strip()}"} for one in json.loads(done.stdout)]
+    return rows
+
+
+def measured(quick: bool) -> list[Row]:
+    """The figures of this script."""
+    rows, step_s = steps(5 if quick else 25)
+    rows += checkpoints(3 if quick else 7, 128 if quick else 256)
+    rows += ledger(2_000 if quick else 20_000, step_s)
+    return rows + metrics_costs(2_000 if quick else 20_000, row)
+
+
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description="Trainer figures.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, a smaller checkpoint; under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON list of rows")
+    parser.add_argument("--tables", action="store_true", help="instead: the parity, resume, kill and checkpoint tables")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows, step_s = steps(5 if options.quick else 25)
-    rows += checkpoints(3 if options.quick else 7, 128 if options.quick else 256)
-    rows += ledger(2_000 if options.quick else 20_000, step_s)
-    if options.json:
-        print(json.dumps(rows))
+    rows = tables(options.quick) if options.tables else measured(options.quick)
+    if options.json or options.tables:
+        print_rows(rows, options.json)
         return
     print("machine:", ", ".join(f"{name} {value} MB/CPU s" for name, value in machine().items()))
     for one in rows:
