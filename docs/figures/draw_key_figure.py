@@ -17,7 +17,7 @@ import numpy as np
 from loader.run_view import open_run
 from loader.runs import read_events
 from train.report.curves import MEAN_STEPS, block_means
-from train.report.run_report import cut_windows, run_curves
+from train.report.run_report import cut_windows, own_records, run_curves
 
 BLUE, RED = "#3b6fb6", "#b3261e"
 LEAD_STEPS = 100
@@ -32,7 +32,7 @@ def draw(run: Path, target: Path) -> None:
     for start, stop in windows:
         axes.axvspan(start, stop, color=RED, alpha=0.12, lw=0, label=f"steps {start} to {stop}: under suspicion")
     first = max(0, min((start for start, _ in windows), default=0) - LEAD_STEPS)
-    for curve in run_curves(view):
+    for curve in run_curves(view, own_records(view)):
         records_N = curve.records_N[curve.records_N["step"] >= first]
         x, y = block_means(records_N["step"], records_N["loss"], records_N["label_count"].astype(np.float64))
         colour = RED if curve.is_left else BLUE
