@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?= -n 2 --dist loadfile --timeout 900
+PYTEST_FLAGS ?= -n 3 --dist loadfile --timeout 900
 SLOW_FLAGS ?= -n 2 --dist loadfile --timeout 1800
 
 DATATROVE_TESTS := $(addprefix tests/,\
@@ -26,8 +26,10 @@ PIP := -m pip --disable-pip-version-check install --quiet --no-input
 help:
 	@grep -E '^#   ' Makefile | cut -c5-
 
-# Two test processes on two cores: more threads would only wait for each other.
+# Three test processes on two cores, as many tests wait: more threads would only be in each other's way.
 test test-slow test-default: export OMP_NUM_THREADS := 1
+# Many tests start processes: where bytecode may not be kept, each of them compiles torch anew (a fifth of the suite).
+test test-slow test-default demo: export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(DEFAULT)/.ready
 	$(DEFAULT)/bin/tokenreel demo $(DEMO_FLAGS)

@@ -6,6 +6,9 @@ from __future__ import annotations
 import signal
 
 from hypothesis import HealthCheck, settings
+from support.object_store import s3_server
+
+__all__ = ["s3_server"]  # one server for all files of a test process: a start takes four seconds
 
 settings.register_profile(
     "tokenreel",

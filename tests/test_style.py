@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,18 @@ MAX_CLASS_LINES = 250
 MAX_PARAMETERS = 6
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Parsed when the first test runs: each test process collects this file, and one runs it."""
+    return {name: ast.parse((ROOT / name).read_text(encoding="utf-8")) for name in NAMES}
+
+
 def nodes() -> Iterator[tuple[str, ast.AST]]:
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             yield name, node
 
@@ -55,7 +62,7 @@ def test_there_is_something_to_measure() -> None:
 
 
 def test_files_are_short() -> None:
-    lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in TREES}
+    lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in NAMES}
     assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
 
 
@@ -79,10 +86,10 @@ def test_functions_take_few_parameters() -> None:
 
 
 def test_public_names_are_documented() -> None:
-    missing = [name for name, tree in TREES.items() if tree.body and ast.get_docstring(tree) is None]
+    missing = [name for name, tree in trees().items() if tree.body and ast.get_docstring(tree) is None]
     missing += [
         f"{name}:{what}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for what, node in public_definitions(tree)
         if ast.get_docstring(node) is None
     ]
@@ -141,9 +148,9 @@ def sort_key(name: str) -> tuple[int, str]:
     return kind, name
 
 
-@pytest.mark.parametrize("name", sorted(TREES))
+@pytest.mark.parametrize("name", NAMES)
 def test_all_is_sorted_and_true(name: str) -> None:
-    tree = TREES[name]
+    tree = trees()[name]
     definitions = {
         node.name for node in tree.body if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")
     }

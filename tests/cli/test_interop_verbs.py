@@ -76,6 +76,17 @@ def test_export_errors_have_codes(made: MadeDataset, tmp_path: Path, capsys: pyt
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "file"), [("hf", "manifest.json"), ("mds", "run.json")])
+def test_a_run_is_no_dataset_and_the_message_says_so(
+    name: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / file).write_text("{}")
+    code, out = call(capsys, "export", tmp_path, "--format", name, "--output", tmp_path / "out", "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["code"]) == (2, "TR-EXPORT-OPTION")
+    assert f"--format {name} writes a" in error["message"]
+
+
 def test_diff_exits_as_diff_does(made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = make_dataset(tmp_path, DatasetSpec(documents={"web": 13, "code": 5}), "other")
     code, out = call(capsys, "diff", made.path, made.path)

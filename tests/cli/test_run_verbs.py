@@ -68,6 +68,19 @@ def test_locate_step_document_grep_position(
     assert text.strip("\ufffd") in made.documents[int(document, 16)].text
 
 
+def test_a_run_without_a_step_knows_which_documents_there_are(
+    made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was read yet, and a document that is held is none the less told from one that is not."""
+    run = make_run(tmp_path, [made])
+    document = f"{next(iter(made.documents)):016x}"
+    assert _json(capsys, "locate", run.root, "--document", document)["steps"] == []
+    assert _json(capsys, "locate", run.root, "--document", document, "--stop-step", 40)["steps"]
+    code, out, err = _call(capsys, "locate", run.root, "--document", "0123456789abcdef")
+    assert (code, out) == (2, "")
+    assert "TR-LOOKUP-DOCUMENT" in err
+
+
 def test_text_output_is_readable(made: MadeDataset, run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     document = next(iter(made.documents))
     for arguments, needle in (
@@ -144,6 +157,72 @@ def test_skip_documents_and_print_what_goes_with_them(
     assert view.num_steps == 35
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        ["--positions", "60:61"],
+        ["--source", "code"],
+        ["--source", "code", "--samples", "0:3"],
+        ["--source", "code", "--samples", "0:3", "--mode", "drop"],
+        ["--document", "DOCUMENT"],
+        ["--document", "DOCUMENT", "--mode", "drop"],
+    ],
+)
+def test_what_is_cut_already_is_not_cut_again(
+    made: MadeDataset, run: RunPaths, capsys: pytest.CaptureFixture[str], question: list[str]
+) -> None:
+    document = f"{next(iter(made.documents)):016x}"
+    words = [document if word == "DOCUMENT" else word for word in question]
+    first = _json(capsys, "skip", run.root, *words)
+    tokens = first["collateral"]["tokens"]
+    assert (first["number"], first["written"], first["new_tokens"], first["cut_already_by"]) == (1, True, tokens, [])
+    files, events = sorted(run.skips.iterdir()), run.events.read_bytes()
+    for more in ((), ("--plan",)):
+        code, out, err = _call(capsys, "skip", run.root, *words, *more)
+        assert (code, err) == (0, "")
+        assert out == f"nothing to add: entry 000001 cut all of its {tokens:,} tokens already\n"
+    again = _json(capsys, "skip", run.root, *words)
+    assert (again["number"], again["written"], again["new_tokens"], again["cut_already_by"]) == (None, False, 0, [1])
+    assert (sorted(run.skips.iterdir()), run.events.read_bytes()) == (files, events)
+
+
+def test_of_what_is_partly_cut_the_new_tokens_are_told(
+    made: MadeDataset, run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the sizes that each alone is said to have, across kinds of entries and of two modes."""
+    one, two = [f"{document.id:016x}" for document in made.documents.values() if document.source == "web"][:2]
+    code = _json(capsys, "skip", run.root, "--source", "code", "--samples", "0:3", "--plan")["collateral"]["tokens"]
+    sizes = [_json(capsys, "skip", run.root, "--document", each, "--plan")["new_tokens"] for each in (one, two)]
+    _json(capsys, "skip", run.root, "--document", one)
+    both = ["skip", run.root, "--document", one, "--document", two]
+    told = _json(capsys, *both, "--plan")
+    assert (told["collateral"]["tokens"], told["new_tokens"], told["cut_already_by"]) == (sum(sizes), sizes[1], [1])
+    _, out, _ = _call(capsys, *both)
+    assert f"{sizes[1]:,} of these tokens are new; 000001 cut the others already" in out
+    dropped = _json(capsys, *both, "--mode", "drop")
+    assert (dropped["number"], dropped["new_tokens"]) == (3, sum(sizes)), "to drop what was masked moves the rest"
+    assert _json(capsys, *both)["cut_already_by"] == [1, 2]
+    _json(capsys, "skip", run.root, "--source", "code", "--samples", "0:3", "--mode", "drop")
+    masked = _json(capsys, "skip", run.root, "--source", "code", "--samples", "2:6", "--plan")
+    rest = _json(capsys, "skip", run.root, "--source", "code", "--samples", "3:6", "--plan")["collateral"]["tokens"]
+    assert (masked["new_tokens"], masked["cut_already_by"]) == (rest, [4])
+    whole = _json(capsys, "skip", run.root, "--source", "code")
+    assert whole["new_tokens"] == whole["collateral"]["tokens"] - code
+
+
+def test_an_entry_that_acts_from_later_on_covers_nothing_before(
+    made: MadeDataset, run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _json(capsys, "skip", run.root, "--source", "code")["number"] == 1
+    roll_back(run, 2, SkipEntry("positions", "drop", 16, None, ((20, 22),)))
+    again = _json(capsys, "skip", run.root, "--source", "code")
+    assert (again["number"], again["written"], again["cut_already_by"]) == (3, True, [])
+    beside = _json(capsys, "skip", run.root, "--positions", "20:30", "--plan")
+    assert beside["cut_already_by"] == [2]
+    alone = _json(capsys, "skip", run.root, "--positions", "22:30", "--plan")
+    assert beside["new_tokens"] == alone["new_tokens"] == alone["collateral"]["tokens"]
+
+
 def test_history_shows_branches_and_cuts(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     roll_back(run, 2, SkipEntry("source", "mask", 16, "web", reason="bad source"))
     train(run, 3)
@@ -179,6 +258,8 @@ def test_history_shows_branches_and_cuts(run: RunPaths, capsys: pytest.CaptureFi
         (["locate", "DATA", "--grep", "x", "--branch", "0"], 2, "--branch goes with the folder of a run"),
         (["locate", "DATA", "--step", "1"], 2, "no steps"),
         (["locate", "NOTHING", "--step", "1"], 2, "no Dataset"),
+        (["locate", "RUN", "--document", "0123456789abcdef"], 2, "no Dataset holds document 0123456789abcdef"),
+        (["locate", "RUN", "--document", "0123456789abcdef", "--stop-step", "0"], 2, "no Dataset holds document"),
         (["history", "NOTHING"], 2, "no run"),
         (["skip", "NOTHING", "--source", "web"], 2, "no run"),
         (["skip", "RUN"], 2, "exactly one of"),

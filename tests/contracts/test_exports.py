@@ -159,6 +159,7 @@ def test_every_format_has_a_reader() -> None:
     assert set(READERS) == set(EXPORTS)
 
 
+@pytest.mark.usefixtures("stock_turn")
 @pytest.mark.parametrize(("form", "link"), LINKED)
 def test_an_export_is_read_by_its_own_stack(made: MadeDataset, tmp_path: Path, form: str, link: bool) -> None:
     out = tmp_path / "out"
@@ -202,6 +203,7 @@ def test_equal_exports_are_equal_bytes_and_one_source_is_enough(made: MadeDatase
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+@pytest.mark.usefixtures("stock_turn")
 @pytest.mark.parametrize(
     ("form", "split", "module"),
     [
@@ -244,6 +246,7 @@ def test_huggingface_datasets_read_the_parquet_rows(made: MadeDataset, tmp_path:
     assert ids.tolist() == documents_of(made, "web")[0][1]
 
 
+@pytest.mark.usefixtures("stock_turn")
 def test_a_split_folder_is_what_llm_foundry_reads(made: MadeDataset, tmp_path: Path) -> None:
     export_dataset(made.path, tmp_path / "out", ExportOptions("mds", split="train"))
     theirs = streaming().StreamingDataset(

@@ -14,6 +14,8 @@ from support.datasets import DatasetSpec, make_dataset
 from loader.shards import InputFile, ShardSpec, ShardWriter, make_segments, open_dataset, write_dataset_manifest
 from loader.shards.commit import DatasetInfo
 
+pytestmark = pytest.mark.usefixtures("stock_turn")
+
 
 @pytest.fixture(scope="module")
 def stock() -> Any:

@@ -15,6 +15,8 @@ from loader.errors import ConfigError
 from loader.mosaic_adapter import read_with_stock, stock_setup
 from loader.shards import DatasetInfo, open_dataset, write_dataset_manifest
 
+pytestmark = pytest.mark.usefixtures("stock_turn")
+
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_stock_reads_what_we_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -17,6 +18,7 @@ from support.corpora import Corpus, write_config
 
 from dataprep import account, buckets, publish, tokenize, tokenizer_stage
 from dataprep.formats import read_options
+from dataprep.holdout import holdout_remarks
 from dataprep.job import Job
 from dataprep.pipeline import Pipeline
 from dataprep.run import prepare
@@ -102,6 +104,30 @@ def test_held_out_documents_are_in_the_validation_dataset_alone(built: Built) ->
     )
     assert validation
     assert not train & validation
+
+
+def test_a_source_of_which_nothing_is_held_out_is_named(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert built.result["remarks"] == [], "of both sources something is held out"
+    (tmp_path / "few").mkdir()
+    words = [" ".join(f"word{number}{place}" for place in range(20)) for number in range(2)]
+    lines = [json.dumps({"text": text}) for text in words]
+    (tmp_path / "few" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    root = built.corpus.root
+    sources = {name: {"root": str(root / name)} for name in ("web", "code")} | {"few": {"root": str(tmp_path / "few")}}
+    config = write_config(tmp_path / "build.yaml", built.corpus, sources=sources, holdout={"fraction": 0.06})
+    capsys.readouterr()
+    assert main(["build", str(config), "--quiet"]) == 0
+    remarks = [line for line in capsys.readouterr().out.splitlines() if line.startswith("remark ")]
+    rows = open_dataset(tmp_path / "out").manifest.accounting["sources"]
+    assert {name: row["held_out"] > 0 for name, row in rows.items()} == {"web": True, "code": True, "few": False}
+    assert len(remarks) == 1
+    assert f"few: none of {rows['few']['trained']} documents was held out" in remarks[0]
+    assert "; it needs more documents" in remarks[0]
+    again = run(capsys, "build", config)
+    assert len(again["remarks"]) == 1, "a finished build says it again"
+    assert holdout_remarks(rows, 0.0) == [], "none was wanted"
 
 
 def test_both_datasets_verify(built: Built) -> None:

@@ -67,6 +67,7 @@ def test_what_is_not_synced_may_be_lost(tmp_path: Path) -> None:
     assert survivors(root, "least", body) == {"kept": b"synced", "old": b"old content", "gone": b"removed"}
 
 
+@pytest.mark.slow
 def test_anything_else_may_survive(tmp_path: Path) -> None:
     seen = set()
     for seed in range(60):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,6 +45,8 @@ def read(path: Path, **arguments: Any) -> tuple[dict[int, str], dict[int, str]]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A dataset of three files, as ``save_to_disk`` leaves it."""
+    import datasets  # heavy, and only one test process needs it
+
     dataset = datasets.Dataset.from_dict({"text": TEXTS, "n": list(range(len(TEXTS)))})
     dataset.save_to_disk(str(tmp_path / "saved"), num_shards=3)
     return tmp_path / "saved"
@@ -60,6 +61,8 @@ def test_what_a_map_left_beside_the_rows_is_no_input(saved: Path) -> None:
 def test_rows_of_a_saved_dataset(saved: Path) -> None:
     paths = sorted(saved.glob("**/*.arrow"))
     assert len(paths) == 3
+    import datasets
+
     rows: list[str | None] = list(datasets.load_from_disk(str(saved))["text"])
     assert rows == TEXTS
     first = 0

@@ -14,8 +14,9 @@ import pytest
 from support.datasets import DatasetSpec, make_dataset
 from support.training import write_job
 
-from loader.errors import RefusedError
+from loader.errors import ConfigError
 from train.launch import Place, child_command, place, training_environment, under_torchrun
+from train.parallel.config import ParallelConfig
 from train.world import join_world
 
 TIMEOUT_S = 240
@@ -73,13 +74,29 @@ def test_a_world_of_one_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert place() == Place(0, 1, 0)
     assert not under_torchrun()
     with join_world("cpu") as world:
-        assert (world.rank, world.size, world.sum_int(7)) == (0, 1, 7)
+        assert (world.rank, world.size, world.begin_sum(7)()) == (0, 1, 7)
+        assert (world.leads, world.counts, world.scores) == (True, True, True)
+        assert world.share(lambda: {"a": [1]}) == world.gather({"a": [1]}) == {"a": [1]}
+    with pytest.raises(ConfigError, match="TR-PARALLEL-MESH"), join_world("cpu", ParallelConfig(tensor=2)):
+        pass
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert place() == Place(1, 2, 3)
     assert under_torchrun()
-    with pytest.raises(RefusedError, match="TR-LAUNCH-WORLD"), join_world("cpu"):
+
+
+@pytest.mark.parametrize(
+    "given", [{"RANK": "x"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "0"}, {"RANK": "0", "WORLD_SIZE": "2"}]
+)
+def test_an_environment_that_is_no_place_is_refused_by_name(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="TR-LAUNCH-ENVIRONMENT"), join_world("cpu"):
         pass
 
 

@@ -96,6 +96,21 @@ def _read(made: MadeDataset, ranks: int, state: Any, batches: int, num_samples: 
     return rows, states
 
 
+def test_a_sample_is_its_row_of_the_batch(made: MadeDataset) -> None:
+    """Segments are numbered from 0 in every sample, in its order, and change where positions begin anew."""
+    with open_stream(made.path, 4) as stream, open_stream(made.path, 4) as other:
+        samples, batches = iter(SampleDataset(stream, 24)), [next(other) for _ in range(6)]
+        for batch in batches:
+            for row in range(4):
+                sample = next(samples)
+                assert sample["tokens"].tolist() == batch.tokens_BT[row].tolist()
+                assert sample["labels"].tolist() == batch.labels_BT[row].tolist()
+                assert sample["position_ids"].tolist() == batch.token_positions_BT[row].tolist()
+                begins = sample["position_ids"] == 0
+                assert sample["segment_ids"].tolist() == (begins.cumsum(0) - 1).tolist()
+        assert next(samples, None) is None
+
+
 @pytest.mark.parametrize("index", [-1, 1 << 36])
 def test_no_sample_lies_outside_every_plan(made: MadeDataset, index: int) -> None:
     with open_stream(made.path, 8) as stream, pytest.raises(IndexError, match="no position"):
@@ -129,6 +144,19 @@ def test_the_state_at_the_border_of_an_epoch(made: MadeDataset) -> None:
     _, behind = _read(made, 1, None, 6, 20)
     assert ended == begun
     assert (ended[0]["epoch"], behind[0]["epoch"], behind[0]["sample_in_epoch"]) == (1, 0, 20)
+
+
+def test_samples_counted_from_where_this_process_began(made: MadeDataset) -> None:
+    """``from_beginning=False``: from the state resumed at, also in a dataset that had read something else before."""
+    with open_stream(made.path, 4) as stream:
+        dataset = mosaic_style(stream, 24)
+        list(dataset)
+        state = dataset.state_dict(8, from_beginning=False)
+        assert (state["epoch"], state["sample_in_epoch"], state["cursor"]["next_step"]) == (0, 8, 2)
+        dataset.load_state_dict(state)
+        assert [len(list(dataset)) for _ in range(2)] == [16, 24]  # the rest of epoch 0, then all of epoch 1
+        again = dataset.state_dict(20, from_beginning=False)
+        assert (again["epoch"], again["sample_in_epoch"], again["cursor"]["next_step"]) == (1, 4, 7)
 
 
 def test_what_cannot_be_shared_is_refused(made: MadeDataset) -> None:

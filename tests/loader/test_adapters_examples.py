@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -66,12 +67,44 @@ def test_the_hugging_face_trainer_resumes_with_the_same_tokens(made: MadeDataset
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     module = _example("huggingface_trainer")
-    first = module.train(str(made.path), tmp_path / "out", 4)
-    second = module.train(str(made.path), tmp_path / "out", 7)
+    for batch, accumulate in ((4, 1), (3, 2), (5, 4)):
+        out = tmp_path / f"accumulate_{accumulate}"
+        first = module.train(str(made.path), out, 4, batch, accumulate)
+        second = module.train(str(made.path), out, 7, batch, accumulate)
+        with open_stream(made.path, batch) as stream:
+            expected = [(one.step, one.token_digest) for one in (next(stream) for _ in range(7 * accumulate))]
+        assert first[: 4 * accumulate] == expected[: 4 * accumulate]
+        assert second[: 3 * accumulate] == expected[4 * accumulate :]
+
+
+@pytest.mark.slow
+def test_the_hugging_face_trainer_stopped_between_its_checkpoints(made: MadeDataset, tmp_path: Path) -> None:
+    """Killed after step 3, with a checkpoint of step 2: the batches of step 2 on come again, none is left out."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    module = _example("huggingface_trainer")
+    module.train(str(made.path), tmp_path / "out", 3, 4, 2)
+    shutil.rmtree(tmp_path / "out" / "checkpoint-3")
+    again = module.train(str(made.path), tmp_path / "out", 5, 4, 2)
     with open_stream(made.path, 4) as stream:
-        expected = [(batch.step, batch.token_digest) for batch in (next(stream) for _ in range(7))]
-    assert first == expected[:4]
-    assert second == expected[4:]
+        expected = [(one.step, one.token_digest) for one in (next(stream) for _ in range(10))]
+    assert again[:6] == expected[4:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
+def test_the_hugging_face_trainer_resumes_with_another_accumulation(
+    made: MadeDataset, tmp_path: Path, before: int, after: int
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    module = _example("huggingface_trainer")
+    counts = (2 * before, 2 * after, 2 * after)
+    read = [module.train(str(made.path), tmp_path / "out", 2, 4, before)[: counts[0]]]
+    read += [module.train(str(made.path), tmp_path / "out", steps, 4, after)[: counts[1]] for steps in (4, 6)]
+    with open_stream(made.path, 4) as stream:
+        expected = [(one.step, one.token_digest) for one in (next(stream) for _ in range(sum(counts)))]
+    assert [one for part in read for one in part] == expected
 
 
 def test_transformers_attends_inside_documents_and_uses_the_labels(made: MadeDataset) -> None:

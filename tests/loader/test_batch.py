@@ -139,6 +139,22 @@ def test_micro_batches_are_the_batch(made: MadeDataset, micro: int) -> None:
             assert np.array_equal(part.segments.sample_index_S, alone.segments.sample_index_S)
 
 
+def test_positions_in_any_order_are_the_rows_of_that_order(made: MadeDataset) -> None:
+    """Also far apart and one of them twice: each row as it is alone."""
+    with open_stream(made.path, 16, OrderOptions(skips=_entries(made))) as stream:
+        positions_B = np.array([90, 3, 41, 5000, 3, 42, 0])
+        batch = read_positions(stream.plan, stream.sources, positions_B)
+        assert batch.positions_B.tolist() == positions_B.tolist()
+        for row in range(len(positions_B)):
+            alone = read_positions(stream.plan, stream.sources, positions_B[row : row + 1])
+            for name in ("tokens_BT", "labels_BT", "token_positions_BT", "source_B", "sample_B", "epoch_B"):
+                assert np.array_equal(getattr(batch, name)[row], getattr(alone, name)[0])
+            assert batch.row_digest_B[row] == alone.row_digest_B[0]
+            mine = batch.segments.take(batch.segments.sample_index_S == row)
+            for name in ("document_id_S", "masked_S", "position_S", "segment_S", "byte_start_S"):
+                assert np.array_equal(getattr(mine, name), getattr(alone.segments, name))
+
+
 def test_a_rank_without_samples_gets_an_empty_batch(made: MadeDataset) -> None:
     with open_stream(made.path, 2) as stream:
         parts = [read_batch(stream.plan, stream.sources, 3, rank, 3) for rank in range(3)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loader.canonical import canonical_json
+from loader.canonical import canonical_json, digest_of
 from loader.errors import DamageError, RefusedError
 from loader.order import (
     BatchStage,
@@ -22,6 +22,7 @@ from loader.order import (
     check_cursor,
     make_cursor,
 )
+from loader.order.start import PlanStart
 
 CONFIG = PlanConfig(
     sources=(SourceShape("web", [400, 300]), SourceShape("books", [250]), SourceShape("late", [90])),
@@ -175,3 +176,67 @@ def test_an_entry_stamped_at_the_cursor_acts_from_there() -> None:
     check_cursor(CURSOR, plan, DIGESTS)
     assert plan.first_position(NEXT_STEP) == HERE + 40
     assert BASE.first_position(NEXT_STEP) == HERE
+
+
+def remapped(**changes: Any) -> Plan:
+    """The plan that takes over from ``BASE`` at ``CURSOR``, over other books; the web goes on where it was."""
+    start = PlanStart(HERE, NEXT_STEP, digest_of(CURSOR.to_json()), {"web": BASE.raw_before(HERE)["web"]})
+    return plan_of(EARLY, CUT, start=start, **changes)
+
+
+NEW_BOOKS = {**DIGESTS, "books": "9" * 32}
+
+
+def test_a_plan_that_took_over_accepts_the_cursor_it_took_over_at_and_its_own() -> None:
+    plan = remapped()
+    check_cursor(CURSOR, plan, NEW_BOOKS)
+    own = make_cursor(plan, NEW_BOOKS, next_step=NEXT_STEP + 7)
+    check_cursor(Cursor.from_json(own.to_json()), plan, NEW_BOOKS)
+    assert own.order != make_cursor(BASE, DIGESTS, next_step=NEXT_STEP + 7).order
+    for cursor, other in ((own, BASE), (make_cursor(BASE, DIGESTS, next_step=NEXT_STEP + 7), plan)):
+        with pytest.raises(RefusedError) as caught:
+            check_cursor(cursor, other, NEW_BOOKS)
+        assert caught.value.code == "TR-CURSOR-ORDER"
+
+
+def test_a_cursor_before_the_take_over_is_the_other_plans() -> None:
+    earlier = make_cursor(BASE, DIGESTS, next_step=NEXT_STEP - 1)
+    with pytest.raises(RefusedError) as caught:
+        check_cursor(earlier, remapped(), NEW_BOOKS)
+    assert caught.value.code == "TR-CURSOR-REMAP"
+    assert caught.value.expected == f"a checkpoint of step {NEXT_STEP} or later"
+    for changed in (replace(CURSOR, skips="0" * 32), replace(CURSOR, next_step=NEXT_STEP + 1)):
+        with pytest.raises(RefusedError):
+            check_cursor(changed, remapped(), NEW_BOOKS)
+
+
+def test_sources_that_only_the_other_plan_read_are_not_asked_for() -> None:
+    """What had weight before the take-over alone shaped no position of this plan: its Dataset may be gone."""
+    stages = (MixtureStage(0, {"web": 3, "books": 1}), MixtureStage(512, {"web": 1}))
+    old = plan_of(stages=stages, batch=(BatchStage(0, 16),))
+    cursor = make_cursor(old, DIGESTS, next_step=32)
+    assert cursor.next_position == 512
+    start = PlanStart(512, 32, digest_of(cursor.to_json()))
+    plan = plan_of(stages=stages, batch=(BatchStage(0, 16),), start=start)
+    later = make_cursor(plan, {"web": "7" * 32}, next_step=40)
+    assert set(later.sources) == {"web"}
+    check_cursor(later, plan, {"web": "7" * 32})
+
+
+def test_a_cursor_behind_the_end_of_the_plan_is_refused() -> None:
+    for stop in (HERE, HERE + 100):
+        check_cursor(CURSOR, plan_of(EARLY, CUT, stop_position=stop), DIGESTS)
+    with pytest.raises(RefusedError) as caught:
+        check_cursor(CURSOR, plan_of(EARLY, CUT, stop_position=HERE - 1), DIGESTS)
+    assert caught.value.code == "TR-CURSOR-STOP"
+
+
+def test_a_cursor_whose_facts_are_not_those_of_its_digests_is_damaged() -> None:
+    for damaged in (
+        replace(CURSOR, num_skips=3),
+        replace(CURSOR, sources={**CURSOR.sources, "web": "0" * 8}),
+        replace(CURSOR, sources={"web": CURSOR.sources["web"]}),
+    ):
+        with pytest.raises(DamageError, match="not those of its digests"):
+            check_cursor(damaged, BASE, DIGESTS)
+    check_cursor(replace(CURSOR, sources={}), BASE, DIGESTS)

@@ -25,6 +25,7 @@ COMMANDS = {
     "loader.remap_cli",
     "loader.report_cli",
     "loader.demo",
+    "loader.doctor.cli",
 }
 
 

@@ -179,6 +179,7 @@ def test_sources_and_batches_that_mean_nothing() -> None:
     refused("TR-PLAN-STEP", plan_of().step_positions, -1)
     last = (1 << 36) // 10 - 1
     assert len(plan_of().step_positions(last)) == 10
+    assert plan_of().num_steps == last + 1
     assert plan_of().next_position(last) == plan_of().first_position(last) + 10 == (1 << 36) - 6
     for ask in (plan_of().step_positions, plan_of().first_position, plan_of().next_position):
         for step in (last + 1, 1 << 36, 1 << 70):

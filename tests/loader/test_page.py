@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.page import Chart, Excerpt, Facts, Prose, Section, Table, render_page
+from loader.page import Chart, Facts, Prose, Section, Table, render_page
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'single' \u202ertl \x00 \ud800"
 
@@ -44,7 +44,7 @@ def page_with(text: str) -> str:
         Prose(text),
         Facts({text: text}),
         Table([text, "n"], [[text, 1], [text, 2]]),
-        Excerpt(text, text, is_cut=True),
+        Table(["text"], [[text]], texts=["text"]),
     ]
     return render_page(text, [Section(text, blocks)], text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,12 @@ def test_an_unchanged_dataset_goes_on_in_its_order_drops_included(
     assert ahead[:length] == would[:length]
     position = int(view.plan.positions_of_sample("law", ahead[0], 6000)[0])
     assert int(view.plan.samples(np.array([position])).sample_N[0]) == ahead[0]
+    # every reading of every sample lies behind the take-over: what was read before is the old plan's to say
+    refs, law = view.plan.samples(np.arange(88, 6000)), view.sources.names.index("law")
+    sample_N = np.arange(int(view.sources.shard_samples("law").sum()))
+    found, which = view.plan.positions_of_samples("law", sample_N, 6000)
+    assert found.tolist() == (88 + np.flatnonzero(refs.source_N == law)).tolist()
+    assert sample_N[which].tolist() == refs.sample_N[found - 88].tolist()
 
 
 def test_rolled_back_behind_a_remap_the_old_data_hold_again(
@@ -253,3 +260,86 @@ def test_rolled_back_behind_a_remap_entries_made_after_it_are_left(
     assert open_run(paths.root).plan.skips.entries == (web,)
     assert roll_back(paths, 5).plan.skips.entries == (web,)
     assert roll_back(paths, 3).plan.skips.entries == ()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> MadeDataset:
+    spec = DatasetSpec(**{**vars(SPEC), "documents": {"web": 15, "code": 15}, "seed": 5, "salt": 9})
+    return make_dataset(tmp_path_factory.mktemp("remap-small"), spec)
+
+
+def _bounded(paths: RunPaths, weights: dict[str, float], **exhaustion: object) -> dict[str, Any]:
+    config = read_config(paths)
+    config["data"].update(mixture=[{"start": 0, "weights": weights}], exhaustion=exhaustion)
+    write_config(paths, config)
+    return config
+
+
+@pytest.mark.parametrize("policy", ["repeat", "stop", "renormalise"])
+def test_what_was_read_of_the_old_data_counts_for_nothing(
+    policy: str, made: MadeDataset, small: MadeDataset, extra: MadeDataset, tmp_path: Path
+) -> None:
+    """The budget of replaced data begins at the remap, though more was read of the old; that of data that stayed goes
+    on."""
+    paths = make_run(tmp_path, [made, extra])
+    sizes = {name: int(small.open().shard_samples(name).sum()) for name in ("web", "code")}
+    sizes["law"] = int(extra.open().shard_samples("law").sum())
+    most = {name: 2 * size for name, size in sizes.items()}
+    total = 320 + 2 * most["web"] - 20 if policy == "repeat" else 1000
+    weights = {"web": 2, "code": 1, "law": 1}
+    config = _bounded(paths, weights, policy=policy, max_epochs=dict.fromkeys(sizes, 2), total=total)
+    old = train(paths, 40).plan.raw_before(320)
+    assert old["web"] > most["web"]
+    remap_run(paths.root, [str(small.path), str(extra.path)])
+    plan = train(paths, 2).plan
+    refs = plan.samples(np.arange(320, plan.config.stop_position))
+    counts = dict(zip(plan.source_names, np.bincount(refs.source_N, minlength=3).tolist(), strict=True))
+    used = {**counts, "law": counts["law"] + old["law"]}
+    assert all(used[name] <= most[name] for name in sizes)
+    if policy == "repeat":
+        assert plan.config.stop_position == total
+        config["data"]["datasets"] = read_config(paths)["data"]["datasets"]
+        config["data"]["exhaustion"]["total"] = total + 40
+        write_config(paths, config)
+        with pytest.raises(RefusedError, match="TR-MIXTURE-EXHAUSTED"):
+            open_run(paths.root)
+    elif policy == "stop":
+        assert used["web"] == most["web"]
+    else:
+        assert all(most[name] - used[name] < 256 for name in sizes)
+    assert plan.config.start is not None
+    assert set(plan.config.start.carried) == {"law"}
+
+
+def test_a_budget_that_is_used_up_leaves_no_plan_behind_a_remap(
+    made: MadeDataset, other: MadeDataset, extra: MadeDataset, tmp_path: Path
+) -> None:
+    paths = make_run(tmp_path, [made, extra])
+    epochs = {"law": 1, "web": 90, "code": 90}
+    _bounded(paths, {"web": 1, "code": 1, "law": 3}, policy="stop", max_epochs=epochs, total=None)
+    train(paths, open_run(paths.root).plan.num_steps)
+    with pytest.raises(RefusedError, match="TR-PLAN-EMPTY"):
+        remap_run(paths.root, [str(other.path), str(extra.path)])
+    assert len(read_branches(paths)) == 1
+
+
+def test_a_dataset_added_on_the_way_goes_on_in_its_order(
+    made: MadeDataset, other: MadeDataset, extra: MadeDataset, tmp_path: Path
+) -> None:
+    """It stands in the configuration, not in what the run began with; the remap changes the other one alone."""
+    paths = make_run(tmp_path, [made])
+    semantic = read_config(paths)
+    semantic["data"]["mixture"] = [{"start": 0, "weights": {"web": 1, "code": 1}}]
+    write_config(paths, semantic)
+    train(paths, 3)
+    semantic["data"]["mixture"].append({"start": 256, "weights": {"web": 1, "law": 1}})
+    semantic["data"]["datasets"] = [*semantic["data"]["datasets"], str(extra.path)]
+    write_config(paths, semantic)
+    old = train(paths, 40)
+    assert old.next_position > 256
+    result = remap_run(paths.root, [str(other.path), str(extra.path)])
+    assert set(result["start"]["carried"]) == {"law"}
+    assert set(result["consumed"]) == {"web", "code", "law"}
+    number, stop = old.sources.names.index("law"), old.next_position + 400
+    refs = old.plan.samples(np.arange(old.next_position, stop))
+    assert _epoch(open_run(paths.root), "law", stop) == refs.sample_N[refs.source_N == number].tolist()

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.object_store import FaultProxy, S3Server, s3_server
-from support.remote_datasets import QUICK, cached_files, digests, open_remote, proxy, upload
+from support.object_store import FaultProxy, S3Server
+from support.remote_datasets import QUICK, cached_bytes, cached_files, digests, open_remote, proxy, upload
 
 from loader.errors import ConfigError, RefusedError
 from loader.settings import child_environment
@@ -25,7 +25,7 @@ from loader.stream.open import open_stream
 from loader.stream.store import StoreOptions, fetch_dataset
 from loader.stream.stream import StreamConfig
 
-__all__ = ["proxy", "s3_server"]
+__all__ = ["proxy"]
 
 _SPEC = DatasetSpec(documents={"web": 120, "code": 50}, seq_len=32, samples_per_shard=12)
 _STEPS = 40
@@ -63,7 +63,7 @@ def test_the_batches_are_those_of_the_folder(
     with open_remote(url, tmp_path, config=config, cache_bytes=cache_bytes) as stream:
         assert digests(stream, steps) == local[:steps]
     if cache_bytes is not None:
-        used = sum(path.stat().st_size for path in cached_files(tmp_path))
+        used = cached_bytes(tmp_path)
         largest = sum(path.stat().st_size for path in (tmp_path / "datasets").rglob("shard.00000.*"))
         assert used <= cache_bytes + threads * max(largest, 8000), "what is being opened may be too much, no more"
 
@@ -90,10 +90,10 @@ def test_data_ranks_share_a_cache_and_fetch_once(url: str, proxy: FaultProxy, lo
     for reader in readers:
         reader.join(60)
     assert [sum(step) % (1 << 64) for step in zip(*parts, strict=True)] == local[:20]
+    fetched = Counter(target for method, target, _ in list(proxy.requests) if method == "GET" and "/shard." in target)
+    assert set(fetched.values()) == {1}
     for stream in ranks:
         stream.close()
-    fetched = Counter(target for method, target, _ in proxy.requests if method == "GET" and "/shard." in target)
-    assert set(fetched.values()) == {1}
 
 
 _CHILD = """
@@ -108,30 +108,41 @@ with open_remote(url, Path(cache), config=StreamConfig(rank, ranks, timeout_s=20
         stream.load_state_dict(state)
     for _ in range(steps):
         print(json.dumps([next(stream).token_digest, stream.state_dict()]), flush=True)
+    sys.stdin.read()
 """
 
 
 def child(url: str, cache: Path, *rest: object) -> subprocess.Popen[str]:
-    """A process that streams and prints a line a step: rank, ranks, steps, cache limit, state."""
+    """A process that streams and prints a line a step, and stays until its input ends: rank, ranks, steps, cache limit,
+    state."""
     command = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[1]), json.dumps([url, str(cache), *rest])]
     environment = child_environment(OMP_NUM_THREADS="1")
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def lines(process: subprocess.Popen[str]) -> list[int]:
-    out, _ = process.communicate(timeout=100)
-    assert process.returncode == 0
-    return [json.loads(line)[0] for line in out.splitlines()]
+def lines(process: subprocess.Popen[str], steps: int) -> list[int]:
+    """The digests of its steps, all that it takes; it stays."""
+    assert process.stdout is not None
+    return [json.loads(process.stdout.readline())[0] for _ in range(steps)]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    rest, _ = process.communicate(timeout=100)
+    assert (process.returncode, rest) == (0, "")
 
 
 @pytest.mark.parametrize("limit", [None, pytest.param(_SMALL, marks=pytest.mark.slow)])
 def test_processes_share_a_cache(
     url: str, proxy: FaultProxy, local: list[int], tmp_path: Path, limit: int | None
 ) -> None:
-    parts = [lines(one) for one in [child(url, tmp_path, rank, 2, 25, limit, None) for rank in range(2)]]
+    processes = [child(url, tmp_path, rank, 2, 25, limit, None) for rank in range(2)]
+    parts = [lines(one, 25) for one in processes]
+    requests = list(proxy.requests)  # what one is fetching as it ends, the other fetches again
+    for one in processes:
+        end(one)
     assert [sum(step) % (1 << 64) for step in zip(*parts, strict=True)] == local[:25]
     if limit is None:
-        fetched = Counter(target for method, target, _ in proxy.requests if method == "GET" and "/shard." in target)
+        fetched = Counter(target for method, target, _ in requests if method == "GET" and "/shard." in target)
         assert set(fetched.values()) == {1}, "no file twice"
 
 
@@ -154,8 +165,11 @@ def test_a_killed_process_leaves_nothing_that_stops_the_next(
         process.communicate()
     hanging.set()
     assert done == local[:7]
-    assert lines(alive) == local[:25]
-    assert lines(child(url, tmp_path, 0, 1, 12, _SMALL, state)) == local[7:19]
+    assert lines(alive, 25) == local[:25]
+    end(alive)
+    last = child(url, tmp_path, 0, 1, 12, _SMALL, state)
+    assert lines(last, 12) == local[7:19]
+    end(last)
     root = tmp_path / "datasets"
     assert not list(root.glob(".tmp-*")), "what was half fetched is cleared away"
     with open_remote(url, tmp_path) as stream:

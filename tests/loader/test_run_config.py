@@ -53,7 +53,7 @@ def test_weights_that_mean_nothing(weights: dict[str, float]) -> None:
         MixtureStageConfig(0, weights)
 
 
-@pytest.mark.parametrize(("start", "size"), [(-1, 8), (0, 0), (0, 1 << 24)])
+@pytest.mark.parametrize(("start", "size"), [(-1, 8), (0, 0), (0, (1 << 24) + 1)])
 def test_batches_that_mean_nothing(start: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"start|global_batch"):
         BatchStageConfig(start, size)

@@ -224,13 +224,13 @@ def test_who_waits_for_a_lock_waits_while_its_holder_gets_on(tmp_path: Path) -> 
             free.set()
             for come in range(1, 9):
                 time.sleep(0.1)
-                os.ftruncate(progress, come)
+                progress.cut_to(come)
 
     thread = threading.Thread(target=hold)
     thread.start()
     free.wait()
     with told(heard.append), locks.hold("name", "fetching it") as own:
-        assert os.fstat(own).st_size == 0
+        assert os.fstat(own.descriptor).st_size == 0
     thread.join()
     assert any("fetching it" in line and "3 bytes" in line for line in heard)
     assert not list(tmp_path.iterdir())

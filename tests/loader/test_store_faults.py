@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
 from support.faulty_streams import run_into
-from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server, s3_server
+from support.object_store import ACCESS_KEY, SECRET_KEY, Fault, FaultProxy, S3Server
 from support.remote_datasets import QUICK, cached_files, digests, open_remote, proxy, upload
 
 from loader.canonical import canonical_json
@@ -24,7 +24,7 @@ from loader.sealed import seal
 from loader.stream.store import StoreOptions, fetch_dataset, look_into_dataset
 from loader.stream.stream import Stream, StreamConfig
 
-__all__ = ["proxy", "s3_server"]
+__all__ = ["proxy"]
 
 _SPEC = DatasetSpec(documents={"web": 60, "code": 20}, seq_len=32, samples_per_shard=12)
 _STEPS = 25
@@ -273,7 +273,8 @@ def test_one_request_in_ten_fails(
     rng = random.Random(7)
     spoilt: list[str] = []
 
-    def fault_of(target: str) -> str | None:
+    def fault_of(target: str, faults: object) -> str | None:
+        del faults
         if rng.random() > 0.1:
             return None
         spoilt.append(target)

@@ -135,3 +135,32 @@ def test_budgets_that_mean_nothing(epochs: dict[str, float]) -> None:
         derive_stages((MixtureStage(0, {"a": 1}),), {"a": 5}, Exhaustion("stop", epochs), 0)
     with pytest.raises(ConfigError, match="policy"):
         derive_stages((MixtureStage(0, {"a": 1}),), {"a": 5}, Exhaustion("halt"), 0)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.integers(0, STOP - 70), st.dictionaries(st.sampled_from(["s0", "s1", "s2"]), st.integers(0, 400)))
+def test_what_was_read_of_other_data_counts_for_nothing(case: Case, start: int, carried: dict[str, int]) -> None:
+    """By brute force: from ``start`` on a source gives its budget less what was carried over, under every policy."""
+    stages, sizes, epochs = case
+    carried = {name: count for name, count in carried.items() if name in sizes}
+    left = {name: max(0, budget - carried.get(name, 0)) for name, budget in budgets_of(case).items()}
+    for policy in ("stop", "renormalise"):
+        found = derive_stages(stages, sizes, Exhaustion(policy, epochs, STOP, start, carried), 5)  # type: ignore[arg-type]
+        source_N, _ = compile_mixture(list(sizes), found.stages, 5).locate(np.arange(STOP))
+        read_N = source_N[start : max(start, found.stop_position)]
+        counts = dict(zip(sizes, np.bincount(read_N, minlength=len(sizes)).tolist(), strict=True))
+        assert all(counts[name] <= left[name] for name in sizes), (policy, counts, left)
+        if policy == "stop" and found.stop_position < STOP:  # not a position too early
+            source = list(sizes)[source_N[found.stop_position]]
+            assert found.stop_position >= start
+            assert counts[source] == left[source]
+    limit_S = np.array([left[name] if name in epochs else STOP for name in sizes])
+    source_N, _ = compile_mixture(list(sizes), stages, 5).locate(np.arange(start, STOP))
+    seen_NS = (source_N[:, None] == np.arange(len(sizes))).cumsum(axis=0)
+    over = (seen_NS > limit_S).any()
+    try:
+        derive_stages(stages, sizes, Exhaustion("repeat", epochs, STOP, start, carried), 5)
+    except RefusedError:
+        assert over
+    else:
+        assert not over

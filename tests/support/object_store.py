@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -41,6 +41,7 @@ __all__ = [
 ACCESS_KEY = "AKIACANARYKEY0001"
 SECRET_KEY = "canary/secret+0123456789"
 START_TIMEOUT_S = 60.0
+_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,14 @@ class S3Server:
     Attributes:
         endpoint: ``http://127.0.0.1:port``.
         port: of the S3 listener.
+        scheme: of URLs.
+        is_renamed: whether a proxy calls it by its own name, not by the client's.
     """
 
     endpoint: str
     port: int
+    scheme: str = "s3"
+    is_renamed: bool = False
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
         """The variables that the usual S3 clients read."""
@@ -95,6 +100,18 @@ class S3Server:
         obstore.delete(self.store(bucket), key)
 
 
+class Server(Protocol):
+    """What a proxy can stand in front of."""
+
+    @property
+    def port(self) -> int:
+        """On 127.0.0.1."""
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the Host header must be the server's own: it is then, where no signature holds it."""
+
+
 def _free_ports(number: int) -> list[int]:
     """Ports that nobody listens on, nor on the one 10,000 above (SeaweedFS puts gRPC there)."""
     ports: list[int] = []
@@ -102,7 +119,7 @@ def _free_ports(number: int) -> list[int]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        low = 10_000 + port % 20_000
+        low = 10_000 + port % 10_000  # so that none is another's gRPC port
         with socket.socket() as first, socket.socket() as second:
             try:
                 first.bind(("127.0.0.1", low))
@@ -128,47 +145,51 @@ def running_server() -> Iterator[S3Server]:
     """Start the server in a scratch folder, wait until it takes a write, and stop it afterwards."""
     weed = _weed()
     with tempfile.TemporaryDirectory(prefix="weed-") as name:
-        folder = Path(name)
-        identity = {
-            "name": "t",
-            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        (folder / "data").mkdir()
-        master, volume, filer, s3 = _free_ports(4)
-        command = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}"]
-        command += ["-master.volumeSizeLimitMB=64", "-volume.max=500", "-volume.preStopSeconds=0", "-filer=true", "-s3"]
-        command += [
-            "-master.telemetry=false",
-            "-master.electionTimeout=1s",
-            "-s3.iam=false",
-            "-s3.port.iceberg=0",
-            "-s3.port.lance=0",
-        ]
-        for kind, port in (("master", master), ("volume", volume), ("filer", filer), ("s3", s3)):
-            command += [f"-{kind}.port={port}", f"-{kind}.port.grpc={port + 10_000}"]
-        command += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
-        command += ["-s3.autoCreateBucket=true", f"-s3.config={folder / 's3.json'}"]
-        log = folder / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, start_new_session=True)
-        try:
-            server = S3Server(f"http://127.0.0.1:{s3}", s3)
-            _wait_until_writable(server, process, log)
-            yield server
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        for left in reversed(range(_STARTS)):
+            folder = Path(name) / str(left)
+            server, process = _start(weed, folder)
+            try:
+                if _wait_until_writable(server, process, folder / "log", is_last=not left):
+                    yield server
+                    return
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
 
 
-def _wait_until_writable(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _start(weed: str, folder: Path) -> tuple[S3Server, subprocess.Popen[bytes]]:
+    """A server on ports that were free a moment ago: another process may take one before it does."""
+    identity = {
+        "name": "t",
+        "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    (folder / "data").mkdir(parents=True)
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    master, volume, filer, s3 = _free_ports(4)
+    command = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}"]
+    command += ["-master.volumeSizeLimitMB=64", "-volume.max=4000", "-volume.preStopSeconds=0", "-filer=true", "-s3"]
+    command += ["-master.telemetry=false", "-master.electionTimeout=1s", "-s3.iam=false"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    for kind, port in (("master", master), ("volume", volume), ("filer", filer), ("s3", s3)):
+        command += [f"-{kind}.port={port}", f"-{kind}.port.grpc={port + 10_000}"]
+    command += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
+    command += ["-s3.autoCreateBucket=true", f"-s3.config={folder / 's3.json'}"]
+    with (folder / "log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, start_new_session=True)
+    return S3Server(f"http://127.0.0.1:{s3}", s3), process
+
+
+def _wait_until_writable(server: S3Server, process: subprocess.Popen[bytes], log: Path, *, is_last: bool) -> bool:
+    """Whether it takes a write; False where it ended and may be started anew."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
             server.put("ready", {"probe": b"x"})
-            return
+            return True
         except Exception as error:
+            if process.poll() is not None and not is_last:
+                return False
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the S3 server does not start: {error}\n{log.read_text()[-3000:]}") from error
             time.sleep(0.1)
@@ -181,7 +202,9 @@ class Fault:
     Attributes:
         kind: ``cut`` (the connection ends in the middle of the body), ``short`` (a whole answer of half the bytes, with
             a length that says so), ``stall`` (the body stops and nothing ends), ``slow`` (the body drips), or a status
-            such as ``500``, ``503``, ``403``, answered in the server's place.
+            such as ``500``, ``503``, ``403``, answered in the server's place. Of an upload: ``short`` (half of the body
+            goes through, then both connections end), ``stall`` (no answer), ``lost`` (it is stored, but the answer is
+            lost), or a status.
         times: how many matching requests are spoilt; later ones go through.
         skip: how many matching requests go through before.
     """
@@ -205,6 +228,7 @@ class FaultProxy:
     Attributes:
         endpoint: where clients connect.
         faults: for GET requests whose target holds the key; may be changed at any time.
+        put_faults: the same for PUT and POST.
         requests: method, target and Range header of every request so far.
         body_bytes: bytes of bodies that went through.
         on_request: called with the target of a GET before it is passed on.
@@ -212,6 +236,7 @@ class FaultProxy:
 
     endpoint: str
     faults: dict[str, Fault] = field(default_factory=dict)
+    put_faults: dict[str, Fault] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     body_bytes: int = 0
     on_request: Callable[[str], None] = lambda target: None
@@ -221,25 +246,26 @@ class FaultProxy:
         """Range headers of the GETs of ``key``, in their order; "" for a GET of the whole."""
         return [given for method, target, given in list(self.requests) if method == "GET" and target.endswith(key)]
 
-    def fault_of(self, target: str) -> str | None:
+    def fault_of(self, target: str, faults: dict[str, Fault]) -> str | None:
         """The kind of fault to commit on this request, counted down."""
         with self.lock:
-            for key, fault in self.faults.items():
+            for key, fault in faults.items():
                 if key not in target or not fault.times:
                     continue
                 if fault.skip:
-                    self.faults[key] = Fault(fault.kind, fault.times, fault.skip - 1)
+                    faults[key] = Fault(fault.kind, fault.times, fault.skip - 1)
                     return None
-                self.faults[key] = Fault(fault.kind, fault.times - 1)
+                faults[key] = Fault(fault.kind, fault.times - 1)
                 return fault.kind
         return None
 
 
 class _ProxyHandler(socketserver.BaseRequestHandler):
-    """One client connection: requests without bodies, one after another, each to a connection of its own upstream."""
+    """One client connection: requests one after another, each to a connection of its own upstream."""
 
     proxy: FaultProxy
     upstream: tuple[str, int]
+    is_renamed: bool
 
     def handle(self) -> None:
         rest = b""
@@ -250,25 +276,43 @@ class _ProxyHandler(socketserver.BaseRequestHandler):
                     return
                 rest += data
             head, _, rest = rest.partition(b"\r\n\r\n")
-            if not self._one(head):
+            length = re.search(rb"(?im)^content-length: *(\d+)", head)
+            wanted = int(length[1]) if length else 0
+            while len(rest) < wanted:
+                data = self.request.recv(1 << 20)
+                if not data:
+                    return
+                rest += data
+            body, rest = rest[:wanted], rest[wanted:]
+            if not self._one(head, body):
                 return
 
-    def _one(self, head: bytes) -> bool:
+    def _one(self, head: bytes, body: bytes) -> bool:
         method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
         given = re.search(rb"(?im)^range: *(\S+)", head)
         self.proxy.requests.append((method, target, given[1].decode() if given else ""))
         kind = None
         if method == "GET":
             self.proxy.on_request(target)
-            kind = self.proxy.fault_of(target)
+            kind = self.proxy.fault_of(target, self.proxy.faults)
+        elif method in ("PUT", "POST"):
+            kind = self.proxy.fault_of(target, self.proxy.put_faults)
         if kind is not None and kind.isdigit():
-            body = f'<?xml version="1.0" encoding="UTF-8"?>\n{_BODIES[kind]}'.encode()
-            self.request.sendall(f"HTTP/1.1 {kind} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+            said = f'<?xml version="1.0" encoding="UTF-8"?>\n{_BODIES[kind]}'.encode()
+            self.request.sendall(f"HTTP/1.1 {kind} No\r\nContent-Length: {len(said)}\r\n\r\n".encode() + said)
             return True
+        if self.is_renamed:
+            head = re.sub(rb"(?im)^host: *\S+", b"Host: %s:%d" % (self.upstream[0].encode(), self.upstream[1]), head)
         with socket.create_connection(self.upstream) as server:
-            server.sendall(head + b"\r\nConnection: close\r\n\r\n")
-            with server.makefile("rb") as answer:
-                return self._answer(answer, method, kind)
+            if method != "GET" and kind == "short":
+                server.sendall(head + b"\r\nConnection: close\r\n\r\n" + body[: len(body) // 2])
+                return False
+            server.sendall(head + b"\r\nConnection: close\r\n\r\n" + body)
+            with server.makefile("rb") as stream:
+                if method != "GET" and kind == "lost":
+                    stream.read()
+                    return False
+                return self._answer(stream, method, kind)
 
     def _answer(self, answer: Any, method: str, kind: str | None) -> bool:
         lines = [answer.readline()]
@@ -309,9 +353,10 @@ class _ThreadingServer(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def fault_proxy(server: S3Server) -> Iterator[FaultProxy]:
+def fault_proxy(server: Server) -> Iterator[FaultProxy]:
     """A proxy in front of ``server``; signatures hold, as the Host header goes through as the client signed it."""
-    handler = type("Handler", (_ProxyHandler,), {"upstream": ("127.0.0.1", server.port)})
+    own = {"upstream": ("127.0.0.1", server.port), "is_renamed": server.is_renamed}
+    handler = type("Handler", (_ProxyHandler,), own)
     with _ThreadingServer(("127.0.0.1", 0), handler) as listener:
         proxy = FaultProxy(f"http://127.0.0.1:{listener.server_address[1]}")
         handler.proxy = proxy  # type: ignore[attr-defined]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cloud_servers import CloudServer
 from support.object_store import FaultProxy, S3Server, fault_proxy
 
 from loader.remote.store_failures import Transfer
@@ -16,19 +18,19 @@ from loader.sources import open_sources
 from loader.stream.store import StoreOptions, fetch_dataset
 from loader.stream.stream import Stream, StreamConfig
 
-__all__ = ["QUICK", "cached_files", "digests", "open_remote", "proxy", "through", "upload"]
+__all__ = ["QUICK", "cached_bytes", "cached_files", "digests", "open_remote", "proxy", "through", "upload"]
 
 QUICK = Transfer(range_bytes=64 << 10, ranges=4, attempts=5, backoff_s=0.01, request_timeout_s=2, idle_timeout_s=0.5)
 
 
-def upload(server: S3Server, bucket: str, folder: Path, prefix: str = "data") -> str:
+def upload(server: CloudServer, bucket: str, folder: Path, prefix: str = "data") -> str:
     """Put every file below ``folder`` under its own name; the Dataset's URL."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     server.put(bucket, {f"{prefix}/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in files})
-    return f"s3://{bucket}/{prefix}"
+    return f"{server.scheme}://{bucket}/{prefix}"
 
 
-def through(proxy: FaultProxy, server: S3Server, patch: Any) -> None:
+def through(proxy: FaultProxy, server: CloudServer, patch: Any) -> None:
     """Point this process's clients at the proxy; ``patch`` is pytest's monkeypatch."""
     for name, value in server.environment(proxy.endpoint).items():
         patch.setenv(name, value)
@@ -54,6 +56,15 @@ def open_remote(
     from loader.order.skips import SkipList
 
     return Stream(build_plan(data, sources, SkipList(())), sources, config or StreamConfig(timeout_s=10.0))
+
+
+def cached_bytes(cache: Path) -> int:
+    """Bytes of the cached files; some may be evicted while they are counted."""
+    total = 0
+    for path in cached_files(cache):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def digests(stream: Stream, steps: int) -> list[int]:

@@ -17,11 +17,17 @@ from loader.stream.batch import read_batch
 __all__ = ["make_run", "roll_back", "train"]
 
 
-def make_run(folder: Path, made: Sequence[MadeDataset], global_batch: int = 8, name: str = "run") -> RunPaths:
-    """A fresh run over ``made`` in ``folder/name``, no step done."""
+def make_run(
+    folder: Path,
+    made: Sequence[MadeDataset],
+    global_batch: int = 8,
+    name: str = "run",
+    urls: Sequence[str] | None = None,
+) -> RunPaths:
+    """A fresh run over ``made`` in ``folder/name``, no step done; ``urls``: where they were uploaded to."""
     paths = RunPaths(folder / name)
     sources = open_sources([one.open() for one in made])
-    relative = relative_datasets([one.path for one in made], Path(), paths.root)
+    relative = relative_datasets(urls or [one.path for one in made], Path(), paths.root)
     semantic = {
         "version": 1,
         "data": {"datasets": relative, "seed": 5, "batch": [{"start": 0, "global_batch": global_batch}]},

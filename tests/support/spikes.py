@@ -6,6 +6,7 @@ well as it can be predicted, without any training. Poison is text that no bigram
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -148,6 +149,14 @@ class World:
                 room -= count
             samples.append((source, pieces))
         return make_batch(step, samples)
+
+    def most_samples(self, step: int) -> int:
+        """See ``InvestigationContext``."""
+        return 8
+
+    def agree(self, make: Callable[[], Any]) -> Any:
+        """See ``InvestigationContext``; by way of JSON, as between processes."""
+        return json.loads(json.dumps(make()))
 
     def load_frozen(self, step: int) -> FrozenModel | None:
         """See ``InvestigationContext``."""

@@ -23,6 +23,7 @@ class FakeBatch:
     segment_of_BT: NDArray[np.int32]
     next_position: int
     token_digest: int
+    cu_seqlens_C: NDArray[np.int32]
 
     @property
     def num_labels(self) -> int:
@@ -51,4 +52,5 @@ def fake_batch(step: int, rows: int = 6, seq_len: int = 24, vocab_size: int = 50
         segment_of_BT=segment_of_BT,
         next_position=(step + 1) * rows,
         token_digest=int(rng.integers(0, 1 << 63)) * 2 + 1,
+        cu_seqlens_C=np.zeros(rows * 3 + 1, np.int32),  # its length alone is read
     )

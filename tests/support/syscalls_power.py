@@ -161,10 +161,10 @@ class Disk:
         kind = "lost" if mode == "least" else rng.choice(("lost", "zeros", "torn", "whole"))
         if kind == "lost":
             return durable
+        kept = durable if now.startswith(durable) else b""  # what was appended behind it may be lost, not itself
         if kind == "zeros":
-            kept = durable if now.startswith(durable) else b""
             return kept + bytes(len(now) - len(kept))
-        return now if kind == "whole" else now[: rng.randrange(len(now) + 1)]
+        return now if kind == "whole" else now[: rng.randrange(len(kept), len(now) + 1)]
 
     def _place(self, path: str) -> tuple[int, str]:
         folder, name = os.path.split(path)

@@ -23,13 +23,14 @@ from train.checkpoint import (
     load_tensors,
     open_checkpoint,
     pin,
-    prune,
+    pin_for_alarm,
     remove_unfinished,
     save_checkpoint,
-    unpin,
+    unpin_alarms,
     verify_checkpoint,
 )
 from train.dcp_storage import load_index
+from train.retention import prune
 
 
 def make_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -216,12 +217,15 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_retention_keeps_what_it_must(tmp_path: Path) -> None:
     made = [save(tmp_path, step, step) for step in range(1, 7)]
-    pin(made[1])
+    for kept in made[1:3]:
+        pin_for_alarm(kept)
+    pin(made[2])
     removed = prune(tmp_path, made[-2:])
-    assert [path.name for path in removed] == ["step_000001", "step_000003", "step_000004"]
-    assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [2, 5, 6]
-    unpin(made[1])
+    assert [path.name for path in removed] == ["step_000001", "step_000004"]
+    assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [2, 3, 5, 6]
+    unpin_alarms(tmp_path)
     assert [path.name for path in prune(tmp_path, made[-2:])] == ["step_000002"]
+    assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [3, 5, 6]
     assert not list(tmp_path.glob(".tmp*"))
 
 
@@ -268,5 +272,5 @@ def test_killed_while_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     good, damaged = list_checkpoints(tmp_path)
     assert not damaged
-    assert [found.facts.step for found in good] == [2, 3]
-    assert len(remove_unfinished(tmp_path)) == 1
+    assert [found.facts.step for found in good] == [3]
+    assert len(remove_unfinished(tmp_path)) == 2

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.config import OptimizerConfig, ScheduleConfig
-from train.optim import SCHEDULES, Optimizer, learning_rate
+from train.loss_scale import LossScale
+from train.optim import Optimizer, Shared
+from train.optim_config import OptimizerConfig, ScheduleConfig
+from train.schedule import SCHEDULES, learning_rate
 
 CONFIG = OptimizerConfig(lr=1e-2, betas=(0.8, 0.9), weight_decay=0.3, clip_norm=0.5)
 
@@ -49,7 +51,7 @@ def test_update_is_adamw(clip: float | None) -> None:
             moved += float((update**2).sum())
         norms = optimizer.step(lr, torch.tensor(1.0))
         assert float(norms.gradient) == pytest.approx(norm, rel=1e-5)
-        assert float(norms.update) == pytest.approx(math.sqrt(moved), rel=1e-4)
+        assert float(norms.update_square) == pytest.approx(moved, rel=2e-4)
         assert float(norms.finite) == 1.0
     for parameter, right in zip(parameters, exact, strict=True):
         torch.testing.assert_close(parameter.double(), right, rtol=1e-5, atol=1e-6)
@@ -68,8 +70,29 @@ def test_a_step_that_is_not_finite_changes_nothing(broken: str) -> None:
     norms = optimizer.step(1e-2, torch.tensor(float("nan") if broken == "loss" else 1.0))
     after = [p.detach() for p in parameters] + [t for _, t in optimizer.state_tensors()]
     assert float(norms.finite) == 0.0
-    assert float(norms.update) == 0.0
+    assert float(norms.update_square) == 0.0
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_a_loss_that_is_not_finite_elsewhere_stops_this_rank_too() -> None:
+    """Or the ranks' weights would drift apart."""
+    parameters = [nn.Parameter(torch.ones(3, 2))]
+    elsewhere = torch.tensor([4.0, float("nan")], dtype=torch.float64)  # squares of the gradients there, loss there
+    optimizer = Optimizer([("p", parameters[0])], CONFIG, Shared(lambda tensor: tensor.add_(elsewhere)))
+    parameters[0].grad = torch.ones(3, 2)
+    norms = optimizer.step(1e-2, torch.tensor(1.0))
+    assert (float(norms.finite), float(norms.gradient)) == (0.0, pytest.approx(math.sqrt(10)))
+    assert bool((parameters[0] == 1).all())
+
+
+@pytest.mark.parametrize(("scale", "finite"), [(8.0, 1.0), (1.0, 0.0)])
+def test_an_overflow_that_the_scale_explains_is_no_broken_step(scale: float, finite: float) -> None:
+    parameters = [nn.Parameter(torch.ones(3, 2))]
+    optimizer = Optimizer([("p", parameters[0])], CONFIG, scale=LossScale(torch.tensor(scale)))
+    parameters[0].grad = torch.full((3, 2), float("inf"))
+    norms = optimizer.step(1e-2, torch.tensor(1.0))
+    assert (float(norms.finite), float(norms.update_square)) == (finite, 0.0)
+    assert bool((parameters[0] == 1).all())
 
 
 @pytest.mark.parametrize("kind", list(SCHEDULES))

@@ -19,7 +19,7 @@ from loader.run_view import open_run
 from loader.runs import read_branches
 from loader.stream.batch import read_batch
 from train import session
-from train.context import frozen_model
+from train.frozen import frozen_model
 from train.job import job_of_run
 from train.lineage import lineage_checkpoints
 
@@ -61,6 +61,8 @@ def test_replay_gives_the_same_batches_and_right_numbers(
     segments = found["steps"][1]["segments"]
     known = np.flatnonzero(~batch.segments.padding_S)
     assert len(segments) == len(known)
+    assert found["baseline_segments"] == 0  # four small steps hold too few to compare with
+    assert all(segment["z"] is None for segment in segments)
     for row, segment in zip(known.tolist(), segments, strict=True):
         index, start = int(batch.segments.sample_index_S[row]), int(batch.segments.token_start_S[row])
         stop = start + int(batch.segments.num_tokens_S[row])
@@ -132,6 +134,7 @@ def test_rollback_moves_to_the_newest_checkpoint_before(
     code, refused = call(capsys, "rollback", str(root), "--to", "8")
     assert code == 4
     assert refused["error"]["code"] == "TR-ROLLBACK-NONE"
+    assert refused["error"]["next_command"] == f"tokenreel rollback {root} --to 9"
     assert len(read_branches(RunPaths(root))) == 2
     train(job)
     assert open_run(root).branch.number == 1

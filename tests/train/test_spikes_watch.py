@@ -63,13 +63,53 @@ def test_a_spike_that_goes_away_by_itself_is_reported_only(height: float) -> Non
     assert told[1][1].event["kind"] == "alarm_over"
 
 
+def _odd_documents(count: int, *steps: int) -> list[StepRecord]:
+    """Steps whose loss is what it was, and whose gradient norm is 12 times as high where ``steps`` says so."""
+    return step_records(count, grad=lambda step: 12.0 if step in steps else 1.0)
+
+
+def test_an_alarm_is_over_once_all_is_quiet_and_the_next_one_is_seen() -> None:
+    """One odd document keeps nobody from seeing another 12 steps later, well inside of ``patience``."""
+    config = dataclasses.replace(CONFIG, patience=32)
+    _, told = _watch(_odd_documents(170, SPIKE_AT, SPIKE_AT + 12), config)
+    assert [(step, d.event["kind"]) for step, d in told] == [
+        (SPIKE_AT, "alarm"),
+        (SPIKE_AT + 8, "alarm_over"),
+        (SPIKE_AT + 12, "alarm"),
+        (SPIKE_AT + 20, "alarm_over"),
+    ]
+
+
+def test_a_raised_loss_keeps_an_alarm_open_though_no_detector_raises_again() -> None:
+    """0.035 nats lie below what any detector asks for; over ``patience`` they are a loss that stays raised."""
+    config = dataclasses.replace(CONFIG, patience=32)
+    records = [
+        dataclasses.replace(r, grad_norm=r.grad_norm * (12.0 if r.step == SPIKE_AT else 1.0))
+        for r in step_records(160, bump=lambda step: 0.035 if step >= SPIKE_AT else 0.0)
+    ]
+    _, told = _watch(records, config)
+    assert [(step, d.kind) for step, d in told] == [(SPIKE_AT, "alarm"), (SPIKE_AT + 31, "investigate")]
+
+
+def test_quiet_steps_are_counted_through_a_checkpoint_and_by_an_earlier_version_s_state() -> None:
+    config, records = dataclasses.replace(CONFIG, patience=32), _odd_documents(150, SPIKE_AT)
+    for known, over in ((True, SPIKE_AT + 8), (False, SPIKE_AT + 12)):
+        first, again = SpikeWatch(config, STAGES), SpikeWatch(config, STAGES)
+        for record in records[: SPIKE_AT + 5]:
+            first.observe(record)
+        state = json.loads(json.dumps(first.state_dict()))
+        again.load_state_dict(state if known else {name: v for name, v in state.items() if name != "quiet"})
+        told = [(r.step, again.observe(r).event.get("kind")) for r in records[SPIKE_AT + 5 :]]
+        assert [step for step, kind in told if kind == "alarm_over"] == [over]
+
+
 def test_planted_source_is_masked_whole_from_the_checkpoint_on() -> None:
     watch, _ = _watch(step_records(200, bump=_spike))
     world = World(bad_from=SPIKE_AT, checkpoints=(0, 100, 115, 125))
     verdict = watch.investigate(world)
-    assert (verdict.action, verdict.outcome, verdict.rollback_to) == ("mask", "recovered", 100)
+    assert (verdict.action, verdict.outcome, verdict.rollback_to) == ("mask", "waiting", 100)
     assert world.loaded == [100]
-    (entry,) = verdict.entries
+    (entry,) = (e for e in verdict.entries if e.kind == "source")
     assert (entry.kind, entry.mode, entry.source, entry.stamp) == ("source", "mask", "planted", 800)
     assert verdict.report["sources"]["planted"]["whole"]
     named = {d["document"] for d in verdict.report["documents"]}
@@ -103,7 +143,7 @@ def test_above_the_cut_limit_samples_are_dropped_and_replaced() -> None:
     config = dataclasses.replace(CONFIG, max_cut_fraction=0.05)
     watch, _ = _watch(step_records(200, bump=_spike), config)
     verdict = watch.investigate(World(bad_from=SPIKE_AT, planted=False, checkpoints=(0, 100)))
-    assert (verdict.action, verdict.outcome) == ("replace", "replaced")
+    assert (verdict.action, verdict.outcome) == ("replace", "waiting")
     assert [(e.kind, e.mode) for e in verdict.entries] == [("documents", "drop")]
 
 
@@ -126,7 +166,7 @@ def test_broken_parameters_are_investigated_at_once() -> None:
     json.dumps(watch.state_dict(), allow_nan=False)
     nothing_odd = World(bad_from=10**9, checkpoints=(0, 100))
     verdict = watch.investigate(nothing_odd)
-    assert (verdict.action, verdict.outcome) == ("skip_range", "range_skipped")
+    assert (verdict.action, verdict.outcome) == ("skip_range", "waiting")
     (entry,) = verdict.entries
     assert (entry.kind, entry.mode, entry.ranges) == ("positions", "drop", (((SPIKE_AT - 8) * 8, (SPIKE_AT + 1) * 8),))
     assert entry.stamp == 800
@@ -162,6 +202,16 @@ def test_the_rollback_budget_is_kept() -> None:
     verdict = watch.investigate(World(bad_from=SPIKE_AT, checkpoints=(0, 100)))
     assert verdict.action == "report"
     assert "already spent" in verdict.report["why"]
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    """It kept the losses behind the newest rollback under another name; that judgement begins anew."""
+    watch, _ = _watch(step_records(150))
+    state = json.loads(json.dumps(watch.state_dict()))
+    del state["outcomes"]
+    again = SpikeWatch(CONFIG, STAGES)
+    again.load_state_dict({**state, "after": [3.5], "pending": []})
+    assert again.state_dict() == watch.state_dict()
 
 
 @pytest.mark.parametrize(("after", "outcome"), [(0.0, "recovered"), (0.9, "not_recovered")])

@@ -10,12 +10,13 @@ import torch
 from support.synthetic import FakeBatch, fake_batch
 
 from train.attention import ATTENTION
-from train.config import OptimizerConfig
 from train.inputs import InputOptions, micro_batches
 from train.model import Decoder, ModelShape
 from train.optim import Optimizer
+from train.optim_config import OptimizerConfig
 from train.precision import PRECISIONS
-from train.step import ReadStep, StepOptions, train_step
+from train.state import TrainState
+from train.step import ReadStep, StepOptions, StepPlan, train_step
 from train.world import World
 
 SHAPE = ModelShape(vocab_size=50, dim=16, layers=2, heads=2, kv_heads=2, ffn=24, seq_len=24)
@@ -30,7 +31,9 @@ class Trainee:
         self.options = StepOptions(inputs, micro_batch, NAMES, World())
 
     def step(self, batch: FakeBatch, **options: bool) -> ReadStep:
-        return train_step(self.model, self.optimizer, batch, 1e-2, self.options, **options).read()  # type: ignore[arg-type]
+        plan = StepPlan(int(batch.positions_B[0]), len(batch.positions_B), 1e-2, batch.num_labels)
+        state = TrainState((self.model,), self.optimizer)
+        return train_step(state, batch, plan, self.options, **options).read()  # type: ignore[arg-type]
 
     def values(self) -> list[torch.Tensor]:
         state = [tensor for _, tensor in self.optimizer.state_tensors()]
