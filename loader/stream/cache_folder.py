@@ -41,7 +41,7 @@ Fetch = Callable[[Path, Callable[[int], None]], str]
 _MARK = ".fetched"
 _EVICTED_SUFFIXES = (".mds", ".segments", ".docs", "documents.npy")
 _REMEMBERED = 8192
-_DISK_SHARE = 20  # without a limit, a twentieth of the disk stays free
+_DISK_SHARE = 20  # without a limit, a twentieth of the disk stays free, or half of what there is where that is less
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class CacheFolder:
 
         Args:
             root: made if missing.
-            limit_bytes: of shard files in all; None: what the disk has, but for a twentieth of it.
+            limit_bytes: of shard files in all; None: what the disk has, but for a twentieth of it; on a disk that is
+                fuller than that, half of what is left.
             timeout_s: longest wait for another process that gets on with a file no further.
 
         Raises:
@@ -101,8 +102,8 @@ class CacheFolder:
         if self.given_limit_bytes is not None:
             return self.given_limit_bytes
         disk = os.statvfs(self.root)
-        used = sum(size for _, size, _ in self._files())
-        return max(0, used + (disk.f_bavail - disk.f_blocks // _DISK_SHARE) * disk.f_frsize)
+        has = sum(size for _, size, _ in self._files()) + disk.f_bavail * disk.f_frsize
+        return has - min(disk.f_blocks * disk.f_frsize // _DISK_SHARE, has // 2)
 
     def has(self, wanted: Wanted) -> bool:
         """Whether the file is there and was verified by this process."""

@@ -81,6 +81,22 @@ def test_the_oldest_go_first_those_of_the_next_steps_last_those_being_opened_nev
     assert asked == NAMES
 
 
+@pytest.mark.parametrize(
+    ("free_blocks", "limit"),
+    [(600, 600 * 512 + 2 * SIZE - 51_200), (99, (99 * 512 + 2 * SIZE) // 2), (3, (3 * 512 + 2 * SIZE) // 2), (0, SIZE)],
+)
+def test_without_a_limit_a_twentieth_of_the_disk_is_left_and_a_fuller_one_still_serves(
+    free_blocks: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large disk with the last 5 % left has room for many shards: no cache at all would be worse than half of it."""
+    cache = CacheFolder(tmp_path, None, 5.0)
+    for name in NAMES[:2]:
+        cache.ensure(wanted(name), fetch_of(name, []))
+    disk = os.statvfs_result((4096, 512, 2_000, free_blocks + 100, free_blocks, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    assert cache.limit_bytes() == limit
+
+
 def test_a_file_is_fetched_once_by_many_threads(tmp_path: Path) -> None:
     caches = [CacheFolder(tmp_path, None, 5.0) for _ in range(2)]
     asked: list[str] = []
