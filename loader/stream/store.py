@@ -51,8 +51,8 @@ class StoreOptions:
     Attributes:
         cache: folder for fetched files, shared by all processes of a machine, on a local disk; None: the user's own
             (``settings.cache_folder``).
-        cache_bytes: most bytes of shards to keep there; None: what the disk has, but for a twentieth of it; on a disk that
-            is fuller than that, half of what is left.
+        cache_bytes: most bytes of shards to keep there; None: what the disk has, but for a twentieth of it; on a disk
+            that is fuller than that, half of what is left.
         timeout_s: longest wait without progress.
         transfer: ranges, retries, time-outs of requests.
     """

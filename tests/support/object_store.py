@@ -155,6 +155,16 @@ def running_server() -> Iterator[S3Server]:
             finally:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
+                _remove_sockets(process.args)
+
+
+def _remove_sockets(command: Any) -> None:
+    """What the server leaves in /tmp whatever its folder is."""
+    for word in command:
+        name, _, port = word.partition("=")
+        if name.endswith(".port.grpc"):
+            kind = name.removeprefix("-").partition(".")[0]
+            Path(f"/tmp/seaweedfs-{kind}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 def _start(weed: str, folder: Path) -> tuple[S3Server, subprocess.Popen[bytes]]:
@@ -167,7 +177,7 @@ def _start(weed: str, folder: Path) -> tuple[S3Server, subprocess.Popen[bytes]]:
     (folder / "data").mkdir(parents=True)
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     master, volume, filer, s3 = _free_ports(4)
-    command = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}"]
+    command = [weed, "-logtostderr", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}"]
     command += ["-master.volumeSizeLimitMB=64", "-volume.max=4000", "-volume.preStopSeconds=0", "-filer=true", "-s3"]
     command += ["-master.telemetry=false", "-master.electionTimeout=1s", "-s3.iam=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
