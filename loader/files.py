@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from io import RawIOBase
 from pathlib import Path
 
 import xxhash
@@ -14,6 +15,7 @@ from .errors import DamageError
 
 __all__ = [
     "TEMPORARY_PREFIX",
+    "append_whole",
     "check_name",
     "digest_bytes",
     "fsync_folder",
@@ -111,6 +113,23 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
             temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def append_whole(file: RawIOBase, data: bytes) -> None:
+    """Append all of ``data`` to an unbuffered file, or nothing: a disk that fills up takes a part of a write without a
+    word, and what a later write puts behind that part can never be read again.
+
+    Raises:
+        OSError: the file system refused; the file is as long as before.
+    """
+    size_bytes, rest = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+    except OSError:
+        with suppress(OSError):  # a torn tail then: the next writer cuts it, and this one must end
+            file.truncate(size_bytes)
+        raise
 
 
 def digest_bytes(data: bytes | memoryview) -> str:

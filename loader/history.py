@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ledger import ledger_path, list_attempts, read_ledger_file
+from .ledger import ledger_path, list_attempts, read_intact_records
 from .runs import RunPaths, read_branches, read_events, read_identity, read_skips
 
 __all__ = ["history_of"]
@@ -42,11 +42,12 @@ def history_of(paths: RunPaths) -> dict[str, Any]:
 
 
 def _attempts(paths: RunPaths, branch: int) -> list[dict[str, Any]]:
-    """Attempts of a branch: the steps each did, its first and last loss."""
+    """Attempts of a branch: the steps each did, its first and last loss, and what is damaged of it, or None."""
     attempts = []
     for attempt in list_attempts(paths.ledger, branch):
-        records_N = read_ledger_file(ledger_path(paths.ledger, branch, attempt)).records_N
+        file = read_intact_records(ledger_path(paths.ledger, branch, attempt))
+        records_N, damage = file.records_N, None if file.damage is None else str(file.damage.place)
         steps = [int(records_N["step"][0]), int(records_N["step"][-1]) + 1] if len(records_N) else None
         losses = [f"{records_N['loss'][index]:.4f}" for index in (0, -1)] if len(records_N) else None
-        attempts.append({"attempt": attempt, "steps": steps, "losses": losses})
+        attempts.append({"attempt": attempt, "steps": steps, "losses": losses, "damage": damage})
     return attempts

@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from .errors import DamageError, RefusedError
-from .files import fsync_folder, make_folder
+from .files import append_whole, fsync_folder, make_folder
 
 __all__ = [
     "LEDGER_VERSION",
@@ -34,6 +34,7 @@ __all__ = [
     "ledger_dtype",
     "ledger_path",
     "list_attempts",
+    "read_intact_records",
     "read_ledger_file",
 ]
 
@@ -99,6 +100,7 @@ class LedgerFile:
         size_bytes: length of the intact part.
         torn_bytes: length of the torn tail behind it.
         chain: checksum of the last record, or of the header.
+        damage: what is wrong with the record behind them, which hides all that follow; None: nothing is.
     """
 
     branch: int
@@ -108,6 +110,7 @@ class LedgerFile:
     size_bytes: int
     torn_bytes: int
     chain: int
+    damage: DamageError | None = None
 
 
 def ledger_path(folder: Path, branch: int, attempt: int) -> Path:
@@ -143,6 +146,18 @@ def read_ledger_file(path: Path) -> LedgerFile:
         DamageError: header or a record differ from their checksum; file and record (from 0) are named. A torn tail is
             no damage: it is left out and measured in ``torn_bytes``.
     """
+    file = read_intact_records(path)
+    if file.damage is not None:
+        raise file.damage
+    return file
+
+
+def read_intact_records(path: Path) -> LedgerFile:
+    """As :func:`read_ledger_file`; of a file with a damaged record those before it, with ``damage``.
+
+    Raises:
+        DamageError: the header is damaged, so nothing can be read.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -162,20 +177,20 @@ def read_ledger_file(path: Path) -> LedgerFile:
     records_N = np.frombuffer(data, ledger_dtype(num_sources), num_whole, _HEADER_BYTES)
     while num_whole and records_N["checksum"][num_whole - 1] == 0:
         num_whole -= 1
-    records_N = records_N[:num_whole]
+    records_N, wrong = records_N[:num_whole], None
     for index in range(num_whole):
         start = _HEADER_BYTES + index * record_bytes
-        chain = xxhash.xxh3_64_intdigest(data[start : start + record_bytes - 8], seed=chain)
+        seen = xxhash.xxh3_64_intdigest(data[start : start + record_bytes - 8], seed=chain)
         record = records_N[index]
-        if chain != record["checksum"] or (record["branch"], record["attempt"]) != (branch, attempt):
-            raise DamageError(
-                "TR-LEDGER-RECORD",
-                "a record differs from its checksum",
-                f"{path} record {index}",
-                "an untouched ledger",
-            )
+        if seen != record["checksum"] or (record["branch"], record["attempt"]) != (branch, attempt):
+            place, expected = f"{path} record {index}", "an untouched ledger"
+            wrong = DamageError("TR-LEDGER-RECORD", "a record differs from its checksum", place, expected)
+            records_N, num_whole = records_N[:index], index
+            break
+        chain = seen
     size_bytes = _HEADER_BYTES + num_whole * record_bytes
-    return LedgerFile(branch, attempt, num_sources, records_N, size_bytes, len(data) - size_bytes, int(chain))
+    torn_bytes = 0 if wrong else len(data) - size_bytes
+    return LedgerFile(branch, attempt, num_sources, records_N, size_bytes, torn_bytes, int(chain), wrong)
 
 
 class LedgerWriter:
@@ -226,6 +241,7 @@ class LedgerWriter:
 
         Raises:
             ValueError: the step does not follow the last one, or the sources do not fit.
+            OSError: the file system refused; nothing of the record is there, and the same step may be appended again.
         """
         if self._next_step is not None and record.step != self._next_step:
             raise ValueError(f"step {record.step} after step {self._next_step - 1}")
@@ -249,7 +265,7 @@ class LedgerWriter:
             row["source_labels_S"] = np.asarray(record.source_labels, np.int64).reshape(1, num_sources)
         chain = xxhash.xxh3_64_intdigest(row.tobytes()[:-8], seed=self._chain)
         row["checksum"] = np.uint64(chain)
-        self._file.write(row.tobytes())
+        append_whole(self._file, row.tobytes())
         self._chain = chain
         self._next_step = record.step + 1
         self._unsynced = True

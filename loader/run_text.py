@@ -186,6 +186,8 @@ def history_text(result: Mapping[str, Any]) -> str:
                 start, stop = attempt["steps"]
                 losses = " -> ".join(attempt["losses"])
                 lines.append(f"  attempt {attempt['attempt']}: steps {start} .. {stop}, loss {losses}")
+            if attempt["damage"] is not None:
+                lines.append(f"  attempt {attempt['attempt']}: damaged behind them: {_clean(attempt['damage'])}")
         for skip in result["skips"]:
             if skip["branch"] == branch["branch"]:
                 reason = f" ({_clean(skip['reason'])})" if skip.get("reason") else ""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, DamageError
-from .ledger import LedgerWriter, ledger_dtype, ledger_path, list_attempts, read_ledger_file
+from .ledger import LedgerWriter, ledger_dtype, ledger_path, list_attempts, read_intact_records
 from .run_folder import (
     RunPaths,
     append_event,
@@ -228,18 +228,22 @@ def open_ledger(paths: RunPaths, branch: int, attempt: int, num_sources: int) ->
 def ledger_of(paths: RunPaths, branch: int | None = None) -> NDArray[Any]:
     """What shaped the weights of a branch (default: the current one), step 0 first: its own steps after its ancestors';
     an attempt's steps replace what an earlier attempt did from its first step on. Records as ``ledger_dtype`` of the
-    most sources any attempt had. A branch that was left ends before a missing step: a rollback mended that.
+    most sources any attempt had. A branch that was left ends before a missing or damaged step: a rollback mended that.
 
     Raises:
-        DamageError: a ledger is damaged, or a step of the current branch is missing between the others.
+        DamageError: a header is damaged; or a step of the current branch is damaged, or missing between the others.
     """
     branches = read_branches(paths)
     own = branches[-1 if branch is None else branch]
-    merged_N = _merged(paths, branches, own)
+    merged_N, damage = _merged(paths, branches, own)
     held = _steps_in_a_row(merged_N)
-    if held < len(merged_N) and own is branches[-1]:
-        folder, command = str(paths.ledger), f"tokenreel rollback {paths.root} --to {held}, then the same command"
-        raise DamageError("TR-LEDGER-GAP", f"step {held} is missing", folder, "every step from 0 on", command)
+    if own is branches[-1] and (damage is not None or held < len(merged_N)):
+        command = f"tokenreel rollback {paths.root} --to {held}, then the same command"
+        if damage is not None:
+            raise DamageError(damage.code, damage.message, damage.place, damage.expected, command)
+        raise DamageError(
+            "TR-LEDGER-GAP", f"step {held} is missing", str(paths.ledger), "every step from 0 on", command
+        )
     return merged_N[:held]
 
 
@@ -247,10 +251,10 @@ def steps_on_record(paths: RunPaths) -> int:
     """Steps of the current branch that its ledger holds without a gap: a rollback can go back to any of them.
 
     Raises:
-        DamageError: a ledger is damaged.
+        DamageError: the header of a ledger is damaged.
     """
     branches = read_branches(paths)
-    return _steps_in_a_row(_merged(paths, branches, branches[-1]))
+    return _steps_in_a_row(_merged(paths, branches, branches[-1])[0])
 
 
 def _steps_in_a_row(merged_N: NDArray[Any]) -> int:
@@ -258,23 +262,34 @@ def _steps_in_a_row(merged_N: NDArray[Any]) -> int:
     return int(gaps[0]) if gaps.size else len(merged_N)
 
 
-def _merged(paths: RunPaths, branches: Sequence[Branch], own: Branch) -> NDArray[Any]:
-    """The records of a branch and its ancestors, steps ascending; some may be missing."""
+def _merged(paths: RunPaths, branches: Sequence[Branch], own: Branch) -> tuple[NDArray[Any], DamageError | None]:
+    """The records of a branch and its ancestors, steps ascending; some may be missing. Beside them the damaged record
+    that hides steps which nothing later replaced."""
     lineage, current = [own], own
     while current.parent is not None:
         current = branches[current.parent]
         lineage.insert(0, current)
-    merged_N = np.empty(0, ledger_dtype(0))
+    merged_N, damage = np.empty(0, ledger_dtype(0)), None
     for member in lineage:
+        if member.from_step <= _next_step(merged_N):
+            damage = None  # it was left behind
         merged_N = merged_N[merged_N["step"] < member.from_step]
         for attempt in list_attempts(paths.ledger, member.number):
             path = ledger_path(paths.ledger, member.number, attempt)
-            file = read_ledger_file(path)
+            file = read_intact_records(path)
             if file.size_bytes and (file.branch, file.attempt) != (member.number, attempt):
                 raise DamageError("TR-LEDGER-IDENTITY", "the ledger of another attempt", str(path))
             if file.records_N.size:
-                merged_N = _joined(merged_N[merged_N["step"] < file.records_N["step"][0]], file.records_N)
-    return merged_N
+                first = file.records_N["step"][0]
+                if first <= _next_step(merged_N):
+                    damage = None  # its steps were done again
+                merged_N = _joined(merged_N[merged_N["step"] < first], file.records_N)
+            damage = file.damage or damage
+    return merged_N, damage
+
+
+def _next_step(merged_N: NDArray[Any]) -> int:
+    return int(merged_N["step"][-1]) + 1 if len(merged_N) else 0
 
 
 def _joined(before_N: NDArray[Any], after_N: NDArray[Any]) -> NDArray[Any]:

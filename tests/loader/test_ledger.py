@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.errors import DamageError, RefusedError
-from loader.ledger import LedgerRecord, LedgerWriter, ledger_path, list_attempts, read_ledger_file
+from loader.ledger import LedgerRecord, LedgerWriter, ledger_path, list_attempts, read_intact_records, read_ledger_file
+from loader.settings import child_environment
 
 
 def _record(step: int, num_sources: int = 2) -> LedgerRecord:
@@ -56,6 +60,47 @@ def test_zeros_behind_the_last_record_are_cut(tmp_path: Path) -> None:
     assert len(read_ledger_file(path).records_N) == 4
     _write(tmp_path, range(0))
     assert path.read_bytes() == data
+
+
+def test_a_disk_that_is_full_for_a_step_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """The system takes a part of such a write without a word. Behind that part nothing could be read again."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from loader.ledger import LedgerRecord, LedgerWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+with LedgerWriter(Path(sys.argv[1]), 0, 0, 2) as writer:
+    for step in range(4):
+        if step == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 40, hard))
+            try:
+                writer.append(LedgerRecord(step, 0, 8, 500, 7))
+            except OSError as error:
+                print(error.errno)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        writer.append(LedgerRecord(step, 0, 8, 500, 7))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == f"{errno.EFBIG}\n", done.stderr
+    file = read_ledger_file(ledger_path(tmp_path, 0, 0))
+    assert file.records_N["step"].tolist() == [0, 1, 2, 3]
+    assert file.torn_bytes == 0
+
+
+def test_records_before_a_damaged_one_can_still_be_read(tmp_path: Path) -> None:
+    path = _write(tmp_path, range(4))
+    data = bytearray(path.read_bytes())
+    size = (len(data) - 64) // 4
+    data[64 + 2 * size + 9] ^= 4
+    path.write_bytes(bytes(data))
+    file = read_intact_records(path)
+    assert file.records_N["step"].tolist() == [0, 1]
+    assert file.damage is not None
+    assert "record 2" in str(file.damage)
+    with pytest.raises(DamageError, match="record 2"):
+        read_ledger_file(path)
 
 
 @given(bit=st.integers(min_value=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.training import ledger, train, write_job
 
 from loader.cli import main
 from loader.errors import ConfigError, DamageError, RefusedError
+from loader.ledger import read_ledger_file
 from loader.run_folder import RunPaths, read_config, read_events
 from train.back import roll_back
 from train.config import RunConfig
@@ -87,6 +89,46 @@ def test_an_older_attempt_that_lost_steps_is_mended_by_the_command_it_names(tmp_
     assert len(ledger(root, 0)) <= 4
     for verb in (["history", str(root)], ["report", str(root)], ["inspect", str(root)]):
         assert main(verb) == 0, verb
+
+
+@pytest.mark.parametrize(
+    ("attempt", "steps_from_end", "is_harmless"),
+    [(1, 1, False), (1, 2, False), (0, 1, True), (0, 3, False)],
+    ids=["the last step", "one before", "a step that was done again", "a step that was not"],
+)
+def test_a_damaged_record_is_mended_by_the_command_it_names(
+    attempt: int, steps_from_end: int, is_harmless: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bit of the ledger costs the steps from there on, not the run; where they were done again it costs nothing."""
+    checkpoint = {"every_steps": 2, "keep_last": 9}
+    job, root = write_job(tmp_path, make_dataset(tmp_path).path, checkpoint=checkpoint), tmp_path / "run"
+    train(job, "steps=5")
+    (newest,) = (root / "checkpoints").glob("step_*5")
+    shutil.rmtree(newest)
+    train(job, "steps=7")
+    whole = ledger(root)
+    file = root / "ledger" / "0" / f"{attempt}.bin"
+    data = bytearray(file.read_bytes())
+    size = (len(data) - 64) // len(read_ledger_file(file).records_N)
+    data[len(data) - steps_from_end * size + 8] ^= 1
+    file.write_bytes(bytes(data))
+    if not is_harmless:
+        with pytest.raises(DamageError, match="TR-LEDGER-RECORD") as caught:
+            train(job, "steps=8")
+        command = (caught.value.next_command or "").partition(", then ")[0].split()
+        assert command[:3] == ["tokenreel", "rollback", str(root)]
+        assert main(command[1:]) == 0
+    for steps in (8, 9):
+        assert train(job, f"steps={steps}").step == steps
+    mended = ledger(root)
+    assert mended["step"].tolist() == list(range(9))
+    for name in ("token_digest", "label_count", "loss"):
+        assert mended[name][:7].tolist() == whole[name].tolist()
+    for verb in (["report", str(root)], ["inspect", str(root)], ["history", str(root)]):
+        capsys.readouterr()
+        assert main(verb) == 0, verb
+    assert "damaged behind them" in capsys.readouterr().out
+    assert main(["verify", str(root)]) == 3, "it is told for ever"
 
 
 def test_an_event_that_was_half_written_does_not_stop_a_start(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loader.files import append_whole
 from loader.run_folder import RunPaths
 
 from .sinks import SinkPlace
@@ -90,7 +91,7 @@ class JsonlSink:
     def write(self, line: Mapping[str, Any]) -> None:
         """See ``Sink``."""
         text = json.dumps(_plain({**self._stamp, **line}), allow_nan=False, ensure_ascii=False)
-        self._file.write(text.encode("utf-8") + b"\n")
+        append_whole(self._file, text.encode("utf-8") + b"\n")
 
     def flush(self) -> None:
         """Nothing: every line went to the system at once; it is not synced, as the ledger holds what matters."""
