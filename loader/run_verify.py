@@ -5,6 +5,7 @@ Not covered by any checksum, so not judged: metrics.jsonl, tensorboard/, wandb/,
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -161,6 +162,7 @@ def inspect_run(path: Path | str) -> dict[str, Any]:
         raise DamageError(error.code, error.message, error.place, error.expected) from error
     branches = read_branches(paths)
     checkpoints = sorted(paths.checkpoints.iterdir()) if paths.checkpoints.is_dir() else []
+    last_loss = float(records_N["loss"][-1]) if len(records_N) else math.nan
     return {
         "kind": "run",
         "path": str(path),
@@ -170,7 +172,7 @@ def inspect_run(path: Path | str) -> dict[str, Any]:
         ],
         "num_steps": len(records_N),
         "next_position": int(records_N["next_position"][-1]) if len(records_N) else 0,
-        "last_loss": float(records_N["loss"][-1]) if len(records_N) else None,
+        "last_loss": last_loss if math.isfinite(last_loss) else None,
         "num_skips": len(read_skips(paths)),
         "checkpoints": [c.name for c in checkpoints if (c / COMMIT_NAME).is_file()],
     }

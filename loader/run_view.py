@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from .dataset_facts import facts_of
 from .errors import ConfigError, DamageError, RefusedError
 from .remote.store import is_url
 from .run_config import DataConfig, build_plan
@@ -87,10 +89,10 @@ def dataset_places(root: Path, relative: Sequence[str], said: str, expected: str
     return places
 
 
-def dataset_entries(sources: Sources, relative: Sequence[str]) -> list[dict[str, str]]:
-    """What run.json says of the Datasets."""
-    pairs = zip(relative, sources.digests, strict=True)
-    return [{"path": path, "digest": digest} for path, digest in pairs]
+def dataset_entries(sources: Sources, relative: Sequence[str]) -> list[dict[str, Any]]:
+    """What run.json says of the Datasets: where they are, which, and what the plan takes from their manifests."""
+    rows = zip(relative, sources.digests, facts_of(sources), strict=True)
+    return [{"path": path, "digest": digest, "facts": facts} for path, digest, facts in rows]
 
 
 def parse_data_config(semantic: Mapping[str, Any], place: str) -> DataConfig:
@@ -133,11 +135,12 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
     began_with = [entry["digest"] for entry in force.datasets]
     for place, wanted, found in zip(places, began_with, sources.digests, strict=False):
         if wanted != found:
-            next_command = f"tokenreel remap {root} --dataset {place}"
+            given = [word for one in places for word in ("--dataset", one)]  # all that is to be read from there on
+            next_command = shlex.join(["tokenreel", "remap", str(root), *given])
             raise RefusedError("TR-RUN-DATASET", f"the Dataset has digest {found}", place, wanted, next_command)
     entries = tuple(read_skips(paths, branch))
     own = branches[-1 if branch is None else branch]
-    ledger_N = ledger_of(paths, branch)
+    ledger_N = ledger_of(paths, branch, sources.names)
     return RunView(
         paths=paths,
         identity=identity,

@@ -32,6 +32,7 @@ from .run_folder import (
     write_config,
 )
 from .sealed import read_sealed, write_sealed
+from .source_columns import by_source, columns_of_attempts
 
 if TYPE_CHECKING:
     from .order.skips import SkipEntry
@@ -225,17 +226,18 @@ def open_ledger(paths: RunPaths, branch: int, attempt: int, num_sources: int) ->
     return LedgerWriter(paths.ledger, branch, attempt, num_sources)
 
 
-def ledger_of(paths: RunPaths, branch: int | None = None) -> NDArray[Any]:
+def ledger_of(paths: RunPaths, branch: int | None = None, names: Sequence[str] | None = None) -> NDArray[Any]:
     """What shaped the weights of a branch (default: the current one), step 0 first: its own steps after its ancestors';
-    an attempt's steps replace what an earlier attempt did from its first step on. Records as ``ledger_dtype`` of the
-    most sources any attempt had. A branch that was left ends before a missing or damaged step: a rollback mended that.
+    an attempt's steps replace what an earlier attempt did from its first step on. A branch that was left ends before a
+    missing or damaged step: a rollback mended that. Records as ``ledger_dtype``, with a column for each source of
+    ``names``; without them by number, of the most sources that any attempt had.
 
     Raises:
         DamageError: a header is damaged; or a step of the current branch is damaged, or missing between the others.
     """
     branches = read_branches(paths)
     own = branches[-1 if branch is None else branch]
-    merged_N, damage = _merged(paths, branches, own)
+    merged_N, damage = _merged(paths, branches, own, names)
     held = _steps_in_a_row(merged_N)
     if own is branches[-1] and (damage is not None or held < len(merged_N)):
         command = f"tokenreel rollback {paths.root} --to {held}, then the same command"
@@ -262,14 +264,17 @@ def _steps_in_a_row(merged_N: NDArray[Any]) -> int:
     return int(gaps[0]) if gaps.size else len(merged_N)
 
 
-def _merged(paths: RunPaths, branches: Sequence[Branch], own: Branch) -> tuple[NDArray[Any], DamageError | None]:
+def _merged(
+    paths: RunPaths, branches: Sequence[Branch], own: Branch, names: Sequence[str] | None = None
+) -> tuple[NDArray[Any], DamageError | None]:
     """The records of a branch and its ancestors, steps ascending; some may be missing. Beside them the damaged record
     that hides steps which nothing later replaced."""
     lineage, current = [own], own
     while current.parent is not None:
         current = branches[current.parent]
         lineage.insert(0, current)
-    merged_N, damage = np.empty(0, ledger_dtype(0)), None
+    merged_N, damage = np.empty(0, ledger_dtype(len(names or ()))), None
+    columns = columns_of_attempts(read_events(paths)) if names is not None else {}
     for member in lineage:
         if member.from_step <= _next_step(merged_N):
             damage = None  # it was left behind
@@ -283,7 +288,10 @@ def _merged(paths: RunPaths, branches: Sequence[Branch], own: Branch) -> tuple[N
                 first = file.records_N["step"][0]
                 if first <= _next_step(merged_N):
                     damage = None  # its steps were done again
-                merged_N = _joined(merged_N[merged_N["step"] < first], file.records_N)
+                own_N = file.records_N
+                if names is not None:
+                    own_N = by_source(own_N, columns.get((member.number, attempt)), names)
+                merged_N = _joined(merged_N[merged_N["step"] < first], own_N)
             damage = file.damage or damage
     return merged_N, damage
 

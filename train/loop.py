@@ -167,7 +167,8 @@ class Driver:
         where = None if checkpoint is None else checkpoint.path.name
         mesh_json = self._world.mesh.shape.to_json()
         starts = checkpoint is None and session.next_step == first_step
-        session.event("start" if starts else "resume", session.next_step, checkpoint=where, mesh=mesh_json)
+        facts = {"checkpoint": where, "mesh": mesh_json, "sources": list(self._sources.names)}
+        session.event("start" if starts else "resume", session.next_step, **facts)
         self._setting.say(f"branch {session.branch}, attempt {session.attempt}: from step {session.next_step}")
         self._say_where_the_mix_ends(plan)
         if watch.open_window is not None:  # on another machine, behind a loss of power: what was pinned may not be

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from support.datasets import make_dataset
+from support.datasets import DatasetSpec, make_dataset
 from support.training import ledger, train, write_job
 
 from loader.cli import main
@@ -141,3 +142,15 @@ def test_an_event_that_was_half_written_does_not_stop_a_start(tmp_path: Path) ->
         assert train(job, f"steps={steps}").step == steps
     events = read_events(RunPaths(tmp_path / "run"))
     assert [event["kind"] for event in events] == [*kinds, *["config_changed", "resume", "finished"] * 2]
+
+
+def test_a_run_whose_last_step_learned_nothing_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no word for a loss that was never measured."""
+    job = write_job(tmp_path, make_dataset(tmp_path, DatasetSpec(documents={"a": 20}, seq_len=32)).path)
+    root = tmp_path / "run"
+    train(job, "steps=2")
+    assert main(["skip", str(root), "--source", "a"]) == 0
+    train(job, "steps=3")
+    capsys.readouterr()
+    assert main(["inspect", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["last_loss"] is None

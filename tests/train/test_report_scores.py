@@ -7,7 +7,8 @@ import json
 import pytest
 
 from loader.page import Chart, Table
-from train.report.scores import held_out_blocks, score_blocks
+from loader.runs import Branch
+from train.report.scores import evaluations_in_force, held_out_blocks, score_blocks
 
 
 @pytest.mark.parametrize("word", ["nan", "inf", float("nan")])
@@ -46,3 +47,16 @@ def test_an_evaluation_behind_a_rollback_replaces_those_from_its_step_on() -> No
     chart, *_ = held_out_blocks(events)
     assert isinstance(chart, Chart)
     assert [(trace["x"], trace["y"]) for trace in chart.traces] == [([4, 8, 10], [4.0, 3.5, 3.25])] * 2
+
+
+def test_evaluations_of_weights_that_a_rollback_left_are_not_shown() -> None:
+    """Also where no later one replaces them."""
+    branches = [Branch(number, parent, step, 0, 1, "") for number, parent, step in ((0, None, 0), (1, 0, 8), (2, 0, 5))]
+    events = [
+        {"kind": "evaluation", "branch": branch, "step": step}
+        for branch, step in ((0, 4), (0, 5), (0, 6), (0, 8), (1, 9), (1, 4), (2, 6))
+    ]
+    kept = evaluations_in_force([{"kind": "start", "branch": 0, "step": 0}, *events], branches)
+    assert [(event["branch"], event["step"]) for event in kept] == [(0, 4), (0, 5), (2, 6)]
+    kept = evaluations_in_force(events, branches[:2])
+    assert [(event["branch"], event["step"]) for event in kept] == [(0, 4), (0, 5), (0, 6), (0, 8), (1, 9), (1, 4)]

@@ -80,7 +80,7 @@ def begin_recorder(attempt: Attempt) -> Recorder:
         facts=_shown(attempt),
         warn=attempt.say,
     )
-    records_N = ledger_of(paths, attempt.branch)
+    records_N = ledger_of(paths, attempt.branch, attempt.sources.names)
     averages = LossAverages(attempt.sources.names)
     averages.seed(records_N[records_N["step"] < attempt.first_step])
 

@@ -15,7 +15,7 @@ from loader.runs import ledger_of, read_branches, read_events
 from ..spikes.rollback import rollbacks_from
 from .cases import cases_of
 from .curves import NORMS, BranchCurve, Marks, loss_chart, norm_chart, share_chart, source_loss_chart
-from .scores import held_out_blocks, score_blocks
+from .scores import evaluations_in_force, held_out_blocks, score_blocks
 from .speed import speed_blocks
 from .spike_sections import cases_of_run, spike_sections
 
@@ -56,7 +56,8 @@ def render_run_report(root: Path) -> str:
     marks = _marks(view, events, own)
     curves = run_curves(view, own) if len(view.ledger_N) else []
     norms = [chart for column in NORMS if curves and (chart := norm_chart(curves, marks, column)).traces]
-    evaluated = [*held_out_blocks(events), *score_blocks(events)]
+    evaluations = evaluations_in_force(events, read_branches(view.paths))
+    evaluated = [*held_out_blocks(evaluations), *score_blocks(evaluations)]
     sections = [
         Section("Summary", [Facts(dict(_summary(view, events)))]),
         Section("Loss", [loss_chart(curves, marks)] if curves else [Prose("No step has been done yet.")]),
@@ -79,7 +80,10 @@ def _summary(view: RunView, events: Sequence[Mapping[str, Any]]) -> Iterator[tup
         yield "learned tokens", int(records_N["label_count"].sum())
         yield "loss of the last step, nats a token", float(records_N["loss"][-1])
     yield "branch", view.branch.number
-    yield "rollbacks", sum(1 for branch in read_branches(view.paths) if branch.parent is not None)
+    later = [branch for branch in read_branches(view.paths) if branch.parent is not None]
+    yield "rollbacks", sum(1 for branch in later if branch.remap is None)
+    if remaps := sum(1 for branch in later if branch.remap is not None):
+        yield "went over to other data", remaps
     yield "skip entries", len(view.entries)
     yield "events", len(events)
     yield "run id", view.identity.get("run_id", "")
@@ -100,7 +104,8 @@ def own_records(view: RunView) -> dict[int, NDArray[Any]]:
     """
     current, found = view.branch.number, {}
     for branch in read_branches(view.paths):
-        records_N = view.ledger_N if branch.number == current else ledger_of(view.paths, branch.number)
+        is_current = branch.number == current
+        records_N = view.ledger_N if is_current else ledger_of(view.paths, branch.number, view.sources.names)
         found[branch.number] = records_N[records_N["branch"] == branch.number]
     return found
 
@@ -126,7 +131,9 @@ def _marks(view: RunView, events: Sequence[Mapping[str, Any]], own: Mapping[int,
         cut=[case.window for case in cases if case.is_cut and case.window] + _cut_by_hand(view, own),
         spikes=[case.window for case in cases if not case.is_cut and case.window],
         alarms=[case.alarm_step for case in cases if case.alarm_step is not None],
-        backs=[branch.from_step for branch in read_branches(view.paths) if branch.parent is not None],
+        backs=[
+            branch.from_step for branch in read_branches(view.paths) if branch.parent is not None and not branch.remap
+        ],
     )
 
 
@@ -168,7 +175,8 @@ def _step_at(view: RunView, position: int) -> int:
 def _source_blocks(view: RunView, marks: Marks) -> list[Block]:
     names, records_N = view.sources.names, view.ledger_N
     labels_S = records_N["source_labels_S"].sum(axis=0).tolist() + [0] * len(names)
-    total = sum(labels_S) or 1
+    learned = int(records_N["label_count"].sum())
+    total = learned or 1
     rows = []
     for index, name in enumerate(names):
         samples = view.plan.mixture.rank_before(index, view.next_position) if view.next_position else 0
@@ -176,6 +184,8 @@ def _source_blocks(view: RunView, marks: Marks) -> list[Block]:
         in_epochs = samples / max(1, view.sources.info(name).num_samples)
         shares = (f"{planned:.2%}", f"{labels_S[index] / total:.2%}")
         rows.append((name, int(samples), f"{in_epochs:.2f}", labels_S[index], *shares))
+    if earlier := learned - sum(labels_S):
+        rows.append(("of earlier Datasets, before a remap", "", "", earlier, "", f"{earlier / total:.2%}"))
     heads = ("source", "positions", "epochs", "learned tokens", "share of positions", "share of learned tokens")
     blocks: list[Block] = [Table(heads, rows[:_MOST_SOURCES])]
     if len(rows) > _MOST_SOURCES:

@@ -8,8 +8,9 @@ from typing import Any
 
 from loader.page import Block, Chart, Prose, Table
 from loader.page_assets import PALETTE
+from loader.runs import Branch
 
-__all__ = ["held_out_blocks", "score_blocks"]
+__all__ = ["evaluations_in_force", "held_out_blocks", "score_blocks"]
 
 _MOST_SOURCES = 64
 _MOST_ROWS = 300
@@ -40,6 +41,19 @@ def held_out_blocks(events: Sequence[Mapping[str, Any]]) -> list[Block]:
         Prose("Perplexity is e to the power of the loss."),
         Table(("steps done", "held-out loss", "of each source"), rows, wide=("of each source",)),
     ]
+
+
+def evaluations_in_force(events: Sequence[Mapping[str, Any]], branches: Sequence[Branch]) -> list[Mapping[str, Any]]:
+    """The evaluations of weights that the run as it stands came from: not those behind a rollback.
+
+    Args:
+        events: of the run, oldest first. branches: all of them, the current one last.
+    """
+    until, branch = {branches[-1].number: 1 << 62}, branches[-1]
+    while branch.parent is not None:
+        until[branch.parent] = min(branch.from_step, until[branch.number])
+        branch = branches[branch.parent]
+    return [e for e in events if e.get("kind") == "evaluation" and e["step"] <= until.get(e["branch"], -1)]
 
 
 def _newest(events: Sequence[Mapping[str, Any]], key: str) -> dict[int, Mapping[str, Any]]:
