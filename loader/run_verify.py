@@ -66,6 +66,9 @@ def verify_run(path: Path | str) -> list[Finding]:
     if paths.ledger.is_dir():
         for branch in sorted(paths.ledger.iterdir()):
             guard(partial(_check_ledgers, paths, branch.name))
+    trials = paths.root / "trials"
+    for path in sorted(trials.glob("[!.]*.json")) if trials.is_dir() else ():
+        guard(partial(read_sealed, path))
     if not findings:
         guard(partial(ledger_of, paths))
     for folder in sorted(paths.checkpoints.iterdir()) if paths.checkpoints.is_dir() else ():

@@ -38,6 +38,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roll_back(paths, 3, SkipEntry("positions", "drop", 24, None, ((30, 34),), reason="noise"))
     train(paths, 3)
     append_event(paths, "alarm", 0, 5, z=9.5)
+    (paths.root / "trials").mkdir()
+    write_sealed(paths.root / "trials" / "0-3-6.json", {"branch": 0, "found": {"decision": "not_data"}})
     make_checkpoint(paths.checkpoints / "step_000003", "pair")
     make_checkpoint(paths.checkpoints / "step_000006", "object")
     return paths.root
@@ -68,6 +70,7 @@ def test_any_flipped_bit_is_found_and_the_file_named(run: Path) -> None:
         "skips/000001.json",
         "ledger/0/0.bin",
         "ledger/1/0.bin",
+        "trials/0-3-6.json",
         "checkpoints/step_000003/COMMIT.json",
         "checkpoints/step_000003/.metadata",
     }

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -209,9 +210,9 @@ def test_each_lineage_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     train(paths, 12)
     asked: list[int | None] = []
 
-    def ledger_of(paths: RunPaths, branch: int | None = None) -> np.ndarray:
+    def ledger_of(paths: RunPaths, branch: int | None = None, names: Sequence[str] | None = None) -> np.ndarray:
         asked.append(branch)
-        return runs.ledger_of(paths, branch)
+        return runs.ledger_of(paths, branch, names)
 
     monkeypatch.setattr(run_report, "ledger_of", ledger_of)
     shown = figures_of(render_run_report(paths.root))[0]["data"]

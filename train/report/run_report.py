@@ -176,16 +176,17 @@ def _source_blocks(view: RunView, marks: Marks) -> list[Block]:
     names, records_N = view.sources.names, view.ledger_N
     labels_S = records_N["source_labels_S"].sum(axis=0).tolist() + [0] * len(names)
     learned = int(records_N["label_count"].sum())
-    total = learned or 1
-    rows = []
+    total = (learned if view.force.branch is not None else sum(labels_S)) or 1
+    rows: list[tuple[object, ...]] = []
     for index, name in enumerate(names):
         samples = view.plan.mixture.rank_before(index, view.next_position) if view.next_position else 0
         planned = samples / view.next_position if view.next_position else 0.0
         in_epochs = samples / max(1, view.sources.info(name).num_samples)
         shares = (f"{planned:.2%}", f"{labels_S[index] / total:.2%}")
         rows.append((name, int(samples), f"{in_epochs:.2f}", labels_S[index], *shares))
-    if earlier := learned - sum(labels_S):
-        rows.append(("of earlier Datasets, before a remap", "", "", earlier, "", f"{earlier / total:.2%}"))
+    earlier = learned - sum(labels_S) if view.force.branch is not None else 0
+    if earlier:
+        rows.insert(0, ("of earlier Datasets, before a remap", "", "", earlier, "", f"{earlier / total:.2%}"))
     heads = ("source", "positions", "epochs", "learned tokens", "share of positions", "share of learned tokens")
     blocks: list[Block] = [Table(heads, rows[:_MOST_SOURCES])]
     if len(rows) > _MOST_SOURCES:
