@@ -3,8 +3,9 @@
 A Cursor refuses another manifest among the Datasets used so far, rightly: positions would read something else without
 anybody's saying so. A remap says so. It opens a branch at the newest checkpoint (or, without checkpoints, where the
 ledger ends) whose plan takes over there: positions, steps, batch sizes and mixture go on counting, sources begin their
-order anew, and those whose Dataset stayed the same go on in theirs. What was read before stays the old plan's: history
-and look-up answer for it from the old Datasets, or say that those are gone.
+order anew, and those whose Dataset stayed the same go on in theirs, be the others' old Datasets there or not
+(``remap_before``); where that cannot be said, it is named. What was read before stays the old plan's: history and
+look-up answer for it from the old Datasets, or say that those are gone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .canonical import digest_of
+from .dataset_facts import facts_of, samples_of
 from .errors import ConfigError, DamageError, RefusedError, TokenreelError
+from .remap_before import (
+    ReadSoFar,
+    contradicts,
+    facts_in_force,
+    read_of_view,
+    read_without,
+    stayed,
+    with_added,
+)
 from .run_config import build_plan
 from .run_data import DataInForce, data_in_force, digests_of, entries_in_force, lineage_of
 from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, write_config
@@ -41,6 +52,16 @@ class Standing:
     undone_steps: int
 
 
+@dataclass(frozen=True)
+class _Past:
+    """What a run read: the data in force, where it stands, and its view, or why the Datasets for one are not there."""
+
+    force: DataInForce
+    standing: Standing
+    view: RunView | None
+    why_gone: str | None
+
+
 def remap_run(root: Path, datasets: Sequence[str], plan_only: bool = False) -> dict[str, Any]:
     """Go over to ``datasets``, folders or URLs, all that the run is to read from now on; returns what was written.
 
@@ -58,26 +79,26 @@ def remap_run(root: Path, datasets: Sequence[str], plan_only: bool = False) -> d
     with lock_run(paths):
         materialise_skips(paths)
         semantic, branches, entries = read_config(paths), read_branches(paths), read_skips(paths)
-        force = data_in_force(semantic, identity, branches)
-        old, why_gone = _old_view(root)
-        if old is not None:  # Datasets may have been added since
-            force = replace(force, datasets=dataset_entries(old.sources, old.data.datasets))
-        standing = standing_of(paths, branches, old)
         relative = relative_datasets(datasets, Path(), root)
         sources = _open(root, relative)
+        past = _past_of(paths, branches, data_in_force(semantic, identity, branches), (sources, relative))
+        force, standing = past.force, past.standing
         data = {**force.data, "datasets": relative}
-        if old is not None:
-            _check_alike(old.sources, sources)
+        _check_alike(force, sources)
         _refuse_same(paths, data, sources, (entries, force, standing))
-        start = _start_of(standing, old, sources, force)
+        before = _read_so_far(paths, past, sources, entries)
+        start = _start_of(standing, before, stayed(force, sources))
         after = DataInForce(data, dataset_entries(sources, relative), start)
-        remap = _record(paths, force, after, old, standing)
+        remap = _record(force, after, before)
         eras = tuple((first, digests_of(force.datasets) if made is None else made) for first, made in force.eras)
         kept, left = entries_in_force(entries, replace(after, eras=eras), sources)
         remap["left_behind"] = left
         config = parse_data_config({"data": data}, str(paths.config))
         build_plan(config, sources, _skip_list(kept), start)  # refuses what cannot go on
-        number = len(branches)
+        said = {
+            "begins_anew": [] if before is not None else stayed(force, sources),
+            "vanished": _vanished(force, standing, sources, before),
+        }
         if not plan_only:
             step, position = standing.cursor.next_step, standing.cursor.next_position
             branch = open_branch(paths, step, position, "remap", remap=remap)
@@ -85,15 +106,16 @@ def remap_run(root: Path, datasets: Sequence[str], plan_only: bool = False) -> d
             changed = [entry["digest"] for entry in after.datasets]
             append_event(
                 paths, "remap", branch.number, step, position=position, datasets=relative, digests=changed,
-                before=[entry["digest"] for entry in force.datasets], undone_steps=standing.undone_steps,
+                before=[entry["digest"] for entry in force.datasets], undone_steps=standing.undone_steps, **said,
             )  # fmt: skip
     return {
         "written": not plan_only,
-        "branch": number,
+        "branch": len(branches),
         "step": standing.cursor.next_step,
         "position": standing.cursor.next_position,
         "undone_steps": standing.undone_steps,
-        "old_datasets_gone": why_gone,
+        "old_datasets_gone": past.why_gone,
+        **said,
         **remap,
     }
 
@@ -129,6 +151,21 @@ def standing_of(paths: RunPaths, branches: Sequence[Branch], view: RunView | Non
     return Standing(make_cursor(view.plan, view.sources.digest_by_source, next_step=done), 0)
 
 
+def _past_of(
+    paths: RunPaths, branches: Sequence[Branch], force: DataInForce, new: tuple[Sources, Sequence[str]]
+) -> _Past:
+    """``force`` with the Datasets that were added since the run began; ``new`` are those that it goes over to."""
+    view, why_gone = _old_view(paths.root)
+    standing = standing_of(paths, branches, view)
+    if view is not None and (place := contradicts(view, standing.cursor)) is not None:
+        view, why_gone = None, f"the Dataset at {place} is not the one that was read"
+    if view is not None:
+        force = replace(force, datasets=dataset_entries(view.sources, view.data.datasets))
+    else:
+        force = with_added(force, standing.cursor, *new)
+    return _Past(force, standing, view, why_gone)
+
+
 def _old_view(root: Path) -> tuple[RunView | None, str | None]:
     """The run over its old Datasets, or why those cannot be had."""
     try:
@@ -146,16 +183,14 @@ def _open(root: Path, relative: Sequence[str]) -> Sources:
     return open_sources([look_into_dataset(place) for place in places])
 
 
-def _check_alike(old: Sources, new: Sources) -> None:
-    """A model goes on only if tokens mean the same and samples have the same length."""
-    before, after = old.datasets[0].manifest, new.datasets[0].manifest
-    for what, was, now in (
-        ("sequence length", before.seq_len, after.seq_len),
-        ("vocabulary", before.vocab_size, after.vocab_size),
-        ("tokenizer", before.tokenizer.get("digest"), after.tokenizer.get("digest")),
-    ):
-        if was != now:
-            raise RefusedError("TR-SOURCES-DIFFER", f"{what} {now}", new.place, f"{was} as the run has read so far")
+def _check_alike(force: DataInForce, new: Sources) -> None:
+    """A model goes on only if tokens mean the same and samples have the same length, as far as the run noted that."""
+    (now, *_) = facts_of(new)
+    was = next((entry["facts"] for entry in force.datasets if "facts" in entry), now)
+    for what, key in (("sequence length", "seq_len"), ("vocabulary", "vocab_size"), ("tokenizer", "tokenizer")):
+        if was[key] != now[key]:
+            expected = f"{was[key]} as the run has read so far"
+            raise RefusedError("TR-SOURCES-DIFFER", f"{what} {now[key]}", new.place, expected)
 
 
 def _skip_list(entries: Sequence[SkipEntry]) -> Any:
@@ -171,8 +206,10 @@ def _refuse_same(
     from .order.cursor import check_cursor
 
     entries, force, standing = state
-    same = [entry["digest"] for entry in force.datasets] == list(sources.digests)
-    if not same:
+    old, new = [entry["digest"] for entry in force.datasets], list(sources.digests)
+    same = old == new
+    pairs = zip(old, new, strict=False)
+    if not same and (all(a == b for a, b in pairs) or set(old) == set(new)):  # a trainer refuses others unread, too
         try:
             config = parse_data_config({"data": data}, str(paths.config))
             kept, _ = entries_in_force(entries, force, sources)
@@ -188,38 +225,38 @@ def _refuse_same(
         )  # fmt: skip
 
 
-def _start_of(standing: Standing, old: RunView | None, sources: Sources, force: DataInForce) -> PlanStart:
+def _read_so_far(paths: RunPaths, past: _Past, sources: Sources, entries: Sequence[SkipEntry]) -> ReadSoFar | None:
+    """What was read by the plan in force; None: nobody can tell any more."""
+    if past.view is not None:
+        return read_of_view(past.view, past.standing.cursor.next_position)
+    config = parse_data_config({"data": past.force.data}, str(paths.config))
+    return read_without(past.force, config, past.standing.cursor, sources, entries)
+
+
+def _start_of(standing: Standing, before: ReadSoFar | None, same: Sequence[str]) -> PlanStart:
     from .order.start import PlanStart
 
     cursor = standing.cursor
-    known = {entry["digest"] for entry in force.datasets}
-    same = [name for name, digest in sources.digest_by_source.items() if digest in known]
-    raw = {} if old is None else old.plan.raw_before(cursor.next_position)
+    raw = {} if before is None else before.raw
     carried = {name: raw[name] for name in same if raw.get(name)}
     return PlanStart(cursor.next_position, cursor.next_step, digest_of(cursor.to_json()), carried)
 
 
-def _record(
-    paths: RunPaths, force: DataInForce, after: DataInForce, old: RunView | None, standing: Standing
-) -> dict[str, Any]:
+def _vanished(force: DataInForce, standing: Standing, sources: Sources, before: ReadSoFar | None) -> list[str]:
+    """Sources of the old Datasets that none of the new ones holds."""
+    old = {*standing.cursor.sources, *samples_of(facts_in_force(force, sources) or ())}
+    old.update(() if before is None else before.positions)
+    return sorted(old - set(sources.names))
+
+
+def _record(force: DataInForce, after: DataInForce, before: ReadSoFar | None) -> dict[str, Any]:
     """The remap record but for what is left behind."""
     assert after.start is not None
-    consumed = None
-    if old is not None:
-        position = standing.cursor.next_position
-        counts = old.plan.mixture.counts_before(position).tolist()
-        raw = old.plan.raw_before(position)
-        samples = {name: int(old.sources.shard_samples(name).sum()) for name in old.sources.names}
-        consumed = {
-            name: {"positions": count, "epochs": round(raw[name] / samples[name], 6)}
-            for name, count in zip(old.sources.names, counts, strict=True)
-            if count
-        }
     return {
         "datasets": [dict(entry) for entry in after.datasets],
         "data": dict(after.data),
         "before": {"datasets": [dict(entry) for entry in force.datasets], "data": dict(force.data)},
         "start": after.start.to_json(),
-        "consumed": consumed,
+        "consumed": None if before is None else before.to_json(),
         "left_behind": [],
     }

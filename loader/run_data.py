@@ -26,15 +26,16 @@ class Remap:
     """What a branch record holds of a remap.
 
     Attributes:
-        datasets: [{path, digest}] from here on. data: the ``data:`` block from here on.
+        datasets: [{path, digest, facts}] from here on (``dataset_facts``; a run of an earlier version lacks the last).
+        data: the ``data:`` block from here on.
         before: the same two of the plan that it takes over from: ``datasets``, ``data``.
         start: as ``PlanStart.to_json``.
-        consumed: source -> {positions, epochs} that were read before, by the old plan; None where its Datasets were
-            gone already.
+        consumed: source -> {positions, epochs} that were read before, by the old plan; None where that is not known,
+            as its Datasets were gone already; ``epochs`` None where it is not.
         left_behind: [{number, why}] skip entries that mean nothing for the new data.
     """
 
-    datasets: Sequence[Mapping[str, str]]
+    datasets: Sequence[Mapping[str, Any]]
     data: Mapping[str, Any]
     before: Mapping[str, Any]
     start: Mapping[str, Any]
@@ -51,14 +52,14 @@ class DataInForce:
     """What a branch reads.
 
     Attributes:
-        data: the ``data:`` block, as stored. datasets: [{path, digest}] that its Datasets must begin with.
+        data: the ``data:`` block, as stored. datasets: [{path, digest, facts}] that its Datasets must begin with.
         start: where its plan takes over from another one, or None. branch: the branch that the remap opened, or None.
         eras: (number of a skip entry, digests of the Datasets that this and later entries were made for; None: for
             what is in force), ascending; the last one that fits holds.
     """
 
     data: Mapping[str, Any]
-    datasets: Sequence[Mapping[str, str]]
+    datasets: Sequence[Mapping[str, Any]]
     start: PlanStart | None = None
     branch: Branch | None = None
     eras: tuple[tuple[int, frozenset[str] | None], ...] = ()
@@ -103,8 +104,8 @@ def data_in_force(
     return DataInForce(data, datasets, start, branch, _eras(identity, branches, branch))
 
 
-def digests_of(datasets: Sequence[Mapping[str, str]]) -> frozenset[str]:
-    """The digests of [{path, digest}]."""
+def digests_of(datasets: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The digests of [{path, digest, ...}]."""
     return frozenset(entry["digest"] for entry in datasets)
 
 

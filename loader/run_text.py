@@ -144,12 +144,15 @@ def remap_text(result: Mapping[str, Any]) -> str:
     lines += [f"  {_clean(entry['path'])} ({entry['digest']})" for entry in result["datasets"]]
     lines += ["instead of", *(f"  {_clean(old['path'])} ({old['digest']})" for old in result["before"]["datasets"])]
     for name, count in (result["consumed"] or {}).items():
-        lines.append(f"read so far: {_clean(name)} {count['positions']:,} samples, {count['epochs']:.3f} epochs")
+        epochs = "epochs not known" if count["epochs"] is None else f"{count['epochs']:.3f} epochs"
+        lines.append(f"read so far: {_clean(name)} {count['positions']:,} samples, {epochs}")
     if result["consumed"] is None:
         lines.append(
             f"read so far: not known, as the old Datasets are gone: {_clean(str(result['old_datasets_gone']))}"
         )
     lines += [f"goes on in its order: {_clean(name)}" for name in result["start"]["carried"]]
+    lines += [f"begins its order anew though its Dataset stayed: {_clean(name)}" for name in result["begins_anew"]]
+    lines += [f"no longer read, as no Dataset given holds it: {_clean(name)}" for name in result["vanished"]]
     budgets = (result["data"].get("exhaustion") or {}).get("max_epochs") or {}
     anew = [_clean(name) for name in budgets if name not in result["start"]["carried"]]
     lines += [f"max_epochs counts from here on: {name}" for name in anew]
