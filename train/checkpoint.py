@@ -293,7 +293,8 @@ def verify_together(path: Path, world: World, group: ProcessGroup | None = None)
 
 
 def load_tensors(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
-    """Copy a checkpoint's tensors into ``tensors`` in place; verify it first.
+    """Copy a checkpoint's tensors into ``tensors`` in place; verify it first. The random state of a device that the
+    checkpoint was not made on stays as it is.
 
     Args:
         checkpoint: saved on any mesh. tensors: where they go; DTensors take their own parts.

@@ -35,6 +35,8 @@ _CLASSES = frozenset(
         ("torch", "Size"),
     }
 )
+_OF_ONE_DEVICE = frozenset({"random.cuda"})
+"""Tensors that a run has on some devices only; it may go on with another one."""
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -141,7 +143,18 @@ class StrictReader(FileSystemReader):
 
 
 class StrictPlanner(DefaultLoadPlanner):
-    """DCP's planner, which would unpickle byte entries without a limit; this one knows none."""
+    """DCP's planner, which would unpickle byte entries without a limit; this one knows none.
+
+    What only one kind of device has may be missing: a tensor of that name stays as it is.
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """As DCP's, without the tensors that a checkpoint of another device lacks."""
+        known = {} if metadata is None else metadata.state_dict_metadata
+        asked = {name: one for name, one in state_dict.items() if name in known or name not in _OF_ONE_DEVICE}
+        super().set_up_planner(asked, metadata, is_coordinator)
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         """Never called for a checked index.
