@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 from .order.weights import POSITION_LIMIT
-from .stream.batch import BatchSegments, read_batch, read_positions, read_segments
+from .stream.batch import BatchSegments, read_batch, read_segments
 
 if TYPE_CHECKING:
     from .order.plan import Plan
@@ -72,11 +72,13 @@ def locate_step(view: RunView, step: int) -> dict[str, Any]:
 
 
 def locate_positions(view: RunView, start: int, stop: int) -> dict[str, Any]:
-    """What lies at positions ``[start, stop)``; positions that the skip list cuts are listed in ``cut``.
+    """What lies at positions ``[start, stop)``, by the tables alone: no token is read.
+
+    ``cut`` lists positions that the skip list cuts, ``behind_end`` those behind the last whole step of the plan.
 
     Raises:
         ConfigError: no such range, or more than 65,536 positions.
-        DamageError: a shard is damaged.
+        DamageError: a segment or document table is damaged.
     """
     if not 0 <= start < stop <= min(start + (1 << 16), POSITION_LIMIT):
         raise ConfigError(
@@ -84,15 +86,23 @@ def locate_positions(view: RunView, start: int, stop: int) -> dict[str, Any]:
         )
     positions_N = np.arange(start, stop)
     steps_N = view.plan.steps_of(positions_N)
-    alive_N = steps_N >= 0
-    batch = read_positions(view.plan, view.sources, positions_N[alive_N])
-    samples = _samples(view.sources, batch.positions_B, batch.epoch_B, batch.segments)
+    read_B = positions_N[steps_N >= 0]
+    segments = read_segments(view.plan, view.sources, read_B)
+    samples = _samples(view.sources, read_B, view.plan.samples(read_B).epoch_N, segments)
+    cut, behind_end = _unread(view.plan, positions_N[steps_N < 0])
     return {
         "branch": view.branch.number,
         "positions": [start, stop],
-        "cut": positions_N[~alive_N].tolist(),
+        "cut": cut,
+        "behind_end": behind_end,
         "samples": [{"step": int(steps_N[sample["position"] - start]), **sample} for sample in samples],
     }
+
+
+def _unread(plan: Plan, positions_N: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Positions that no step reads: those that were cut, and those behind the last whole step."""
+    end = plan.next_position(plan.num_steps - 1)
+    return positions_N[positions_N < end].tolist(), positions_N[positions_N >= end].tolist()
 
 
 def _samples(
@@ -181,7 +191,7 @@ def document_steps(plan: Plan, sources: Sources, document: int, stop_position: i
         "steps": sorted({reading["step"] for reading in readings}),
         "again_step": again_step(readings),
         "readings": readings,
-        "cut": positions_N[~alive_N].tolist(),
+        "cut": _unread(plan, positions_N[~alive_N])[0],
         **_searched(sources.datasets),
     }
 

@@ -153,6 +153,7 @@ def _joined(view: RunView, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "branch": view.branch.number,
         "positions": [parts[0]["positions"][0], parts[-1]["positions"][1]],
         "cut": [position for part in parts for position in part["cut"]],
+        "behind_end": [position for part in parts for position in part["behind_end"]],
         "samples": [sample for part in parts for sample in part["samples"]],
     }
 

@@ -40,8 +40,12 @@ def _samples_lines(result: Mapping[str, Any]) -> Iterator[str]:
         done = {True: "as recorded", False: "NOT AS RECORDED", None: "not done yet"}[result["matches_ledger"]]
         first, stop = result["first_position"], result["next_position"]
         yield f"branch {result['branch']}, step {result['step']}: positions {first:,} .. {stop:,}, {done}"
-    elif result["cut"]:
-        yield f"cut: {', '.join(str(position) for position in result['cut'])}"
+    else:
+        if result["cut"]:
+            yield f"cut: {', '.join(str(position) for position in result['cut'])}"
+        if result["behind_end"]:
+            first, last = result["behind_end"][0], result["behind_end"][-1]
+            yield f"read by no step, as the plan ends before: {first:,} .. {last + 1:,}"
     for sample in result["samples"]:
         step = f"step {sample['step']}, " if "step" in sample else ""
         yield (

@@ -260,12 +260,12 @@ class Plan:
         return self.schedule.num_steps
 
     def step_of(self, position: int) -> int | None:
-        """The step that reads a position; None if it is cut."""
+        """The step that reads a position; None where none does, as in :meth:`steps_of`."""
         step = int(self.schedule.steps_of(np.array([position], np.int64))[0])
         return None if step < 0 else step
 
     def steps_of(self, positions_N: _Ints) -> _Ints:
-        """The step that reads each position; -1 where it is cut."""
+        """The step that reads each position; -1 where it is cut, or lies behind the last whole step."""
         return self.schedule.steps_of(np.asarray(positions_N, np.int64))
 
     def positions_of_sample(self, source: int | str, sample: int, stop_position: int) -> _Ints:

@@ -95,11 +95,11 @@ class Schedule:
         raise ConfigError("TR-PLAN-STEP", f"no step {step}", expected=expected)
 
     def steps_of(self, positions_N: _Ints) -> _Ints:
-        """The step that reads each position >= 0; -1 where the position is cut."""
+        """The step that reads each position >= 0; -1 where none does: it is cut, or lies behind the last whole step."""
         live_N = self.cut.outside_before(positions_N)
         row_N = np.searchsorted(self._live_R, live_N, "right") - 1
         step_N = self._step_R[row_N] + (live_N - self._live_R[row_N]) // self._batch_R[row_N]
-        return np.where(self.cut.contains(positions_N), -1, step_N)
+        return np.where(self.cut.contains(positions_N) | (step_N >= self.num_steps), -1, step_N)
 
     def step_from(self, position: int) -> int | None:
         """The step whose first position is the first surviving one >= ``position``; None inside a step."""

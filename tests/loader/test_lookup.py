@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.datasets import DatasetSpec, MadeDataset, decode, make_dataset
 from support.runs import make_run, roll_back, train
 
+from loader.cli import group
 from loader.collateral import collateral_of
 from loader.errors import ConfigError, DamageError
 from loader.grep import SegmentTexts, grep_dataset, grep_run
 from loader.lookup import document_places, document_steps, locate_positions, locate_step, parse_document
 from loader.order import SkipEntry
+from loader.run_folder import read_config, write_config
 from loader.run_past import grep_over_time
 from loader.run_view import RunView, open_run
+from loader.runs import append_skips
 from loader.stream.batch import read_batch
 from loader.text.records import RecordPlace, read_texts
 
@@ -89,6 +94,59 @@ def test_positions_agree_with_steps_and_name_what_is_cut(view: RunView) -> None:
     for sample in locate_step(view, by_position[95]["step"])["samples"]:
         if sample["position"] in by_position:
             assert by_position[sample["position"]] == {"step": by_position[95]["step"], **sample}
+
+
+def test_positions_are_told_without_reading_a_token(made: MadeDataset, tmp_path: Path) -> None:
+    """Of 40,000 positions the tokens would be more than a batch may hold, and damage to them hides nothing here."""
+    folder = tmp_path / "data"
+    shutil.copytree(made.path, folder)
+    run = make_run(tmp_path, [MadeDataset(**{**vars(made), "path": folder})])
+    wanted = locate_positions(open_run(run.root), 0, 1 << 16)
+    assert len(wanted["samples"]) == 1 << 16
+    for file in folder.glob("*/*.mds"):
+        file.write_bytes(bytes(file.stat().st_size))
+    view = open_run(run.root)
+    assert locate_positions(view, 0, 1 << 16) == wanted
+    with pytest.raises(DamageError):
+        locate_step(view, 0)
+
+
+def test_behind_the_last_whole_step_no_step_reads(made: MadeDataset, tmp_path: Path) -> None:
+    run = make_run(tmp_path, [made])
+    config = read_config(run)
+    config["data"]["exhaustion"] = {"policy": "repeat", "max_epochs": {}, "total": 100}
+    write_config(run, config)
+    train(run, 2)
+    append_skips(run, [SkipEntry("positions", "drop", 16, ranges=((90, 92),))])
+    view = open_run(run.root)
+    assert view.plan.num_steps == 12
+    assert view.plan.steps_of(np.arange(86, 102)).tolist() == [10, 10, 11, 11, -1, -1, *[11] * 6, *[-1] * 4]
+    assert view.plan.step_of(97) == 11
+    assert view.plan.step_of(98) is None
+    result = locate_positions(view, 86, 104)
+    assert [sample["position"] for sample in result["samples"]] == [86, 87, 88, 89, *range(92, 98)]
+    assert result["cut"] == [90, 91]
+    assert result["behind_end"] == [98, 99, 100, 101, 102, 103]
+    for sample in result["samples"]:
+        assert any(sample["position"] == one["position"] for one in locate_step(view, sample["step"])["samples"])
+    shown = CliRunner().invoke(group, ["locate", str(run.root), "--position", "86:104"])
+    assert shown.exit_code == 0, shown.output
+    assert "cut: 90, 91\n" in shown.output
+    assert "read by no step, as the plan ends before: 98 .. 104\n" in shown.output
+    document = int(locate_positions(view, 80, 90)["samples"][-1]["segments"][0]["document"], 16)
+    found = document_steps(view.plan, view.sources, document, 104)
+    assert all(reading["step"] < 12 for reading in found["readings"])
+    assert set(found["cut"]) <= {90, 91}
+
+
+def test_where_the_end_falls_into_a_step_in_the_middle_of_it(made: MadeDataset, tmp_path: Path) -> None:
+    run = make_run(tmp_path, [made])
+    config = read_config(run)
+    config["data"]["exhaustion"] = {"policy": "repeat", "max_epochs": {}, "total": 103}
+    write_config(run, config)
+    plan = open_run(run.root).plan
+    assert plan.num_steps == 12
+    assert plan.steps_of(np.arange(94, 103)).tolist() == [11, 11] + [-1] * 7
 
 
 @pytest.mark.parametrize("branch", [0, 1])
