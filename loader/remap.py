@@ -27,6 +27,7 @@ from .remap_before import (
     stayed,
     with_added,
 )
+from .run_cache import store_options
 from .run_config import build_plan
 from .run_data import DataInForce, data_in_force, digests_of, entries_in_force, lineage_of
 from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, write_config
@@ -180,7 +181,8 @@ def _open(root: Path, relative: Sequence[str]) -> Sources:
     from .stream.store import look_into_dataset
 
     places = dataset_places(root, relative, "--dataset", "a folder that `build` made")
-    return open_sources([look_into_dataset(place) for place in places])
+    options = store_options(RunPaths(root))
+    return open_sources([look_into_dataset(place, options) for place in places])
 
 
 def _check_alike(force: DataInForce, new: Sources) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .dataset_facts import facts_of
 from .errors import ConfigError, DamageError, RefusedError
 from .remote.store import is_url
+from .run_cache import store_options
 from .run_config import DataConfig, build_plan
 from .run_data import DataInForce, data_in_force, entries_in_force
 from .runs import Branch, RunPaths, ledger_of, next_position, read_branches, read_config, read_identity, read_skips
@@ -131,7 +132,8 @@ def open_run(root: Path, branch: int | None = None) -> RunView:
     force = data_in_force(semantic, identity, branches, branch)
     data = parse_data_config({"data": force.data}, str(paths.config))
     places = dataset_places(root, data.datasets, str(paths.config), "run and Datasets moved together")
-    sources = open_sources([look_into_dataset(place) for place in places])
+    options = store_options(paths)
+    sources = open_sources([look_into_dataset(place, options) for place in places])
     began_with = [entry["digest"] for entry in force.datasets]
     for place, wanted, found in zip(places, began_with, sources.digests, strict=False):
         if wanted != found:

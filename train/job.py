@@ -8,6 +8,7 @@ from decides.
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,9 @@ def resolve_job(loaded: Loaded[TrainConfig]) -> Job:
     data = replace(config.data, datasets=tuple(relative_datasets(config.data.datasets, base, root)))
     data = with_annealing(data, config.anneal)
     validation = tuple(relative_datasets(config.validation, base, root))
-    run = config.run if config.run.cache is None else replace(config.run, cache=str(base / config.run.cache))
+    run = config.run
+    if run.cache is not None:  # whole, as job.json names it to whoever looks into the run from elsewhere
+        run = replace(run, cache=os.path.abspath(base / run.cache))
     files = {name: relative_datasets([path], base, root)[0] for name, path in config.evaluate.files.items()}
     evaluate = replace(config.evaluate, files=files)
     model = config.model
