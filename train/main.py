@@ -5,12 +5,11 @@ It speaks and fails exactly like ``tokenreel`` itself.
 
 from __future__ import annotations
 
-import sys
-
 from loader.cli import main
 
 from .launch import end_with_launcher
+from .stopping import end_process
 
 if __name__ == "__main__":
     end_with_launcher()
-    sys.exit(main())
+    end_process(main())

@@ -21,7 +21,7 @@ from loader.errors import JobError
 
 from .checkpoint import Checkpoint, CheckpointFacts, save_checkpoint, verify_together
 from .parallel.shards import local, rewrap
-from .stopping import SAVING_THREAD
+from .stopping import GIVEN_UP_THREAD, SAVING_THREAD
 from .world import World
 
 __all__ = ["Saver"]
@@ -89,6 +89,7 @@ class Saver:
         if thread is not None:
             thread.join(self._timeout_s)
             if thread.is_alive():
+                thread.name = GIVEN_UP_THREAD  # it may hang for good, and the process ends without it
                 raise JobError("TR-CHECKPOINT-STUCK", f"no end after {self._timeout_s:.0f} s", str(self._folder))
         error, self._error = self._error, None
         if isinstance(error, OSError) and not isinstance(error, TimeoutError | ConnectionError):

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
-__all__ = ["SAVING_THREAD", "StopFlag"]
+__all__ = ["GIVEN_UP_THREAD", "SAVING_THREAD", "StopFlag", "end_process"]
 
 SAVING_THREAD = "checkpoint"
 """Name of the threads that write checkpoints: while one lives, nobody ends the process around it."""
+GIVEN_UP_THREAD = "checkpoint, given up"
+"""Name of one that took longer than a save may: nobody waits for it any more."""
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE_S = 10.0
@@ -120,6 +124,17 @@ class StopFlag:
     def _tell(self, line: str) -> None:
         with suppress(OSError, ValueError):  # nobody may be left to tell; the signal counts all the same
             self._say(line)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process with its exit code once it has said everything. A save that was given up, as on a mount that
+    hangs, keeps Python itself from ending, for good maybe: then without Python."""
+    if not any(thread.name == GIVEN_UP_THREAD for thread in threading.enumerate()):
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _let_a_save_end() -> None:
