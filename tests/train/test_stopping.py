@@ -79,10 +79,12 @@ def test_a_last_save_meanwhile_is_an_answer() -> None:
     """The step ends after all while the listener waits for a save beside it: what follows is the run's own end."""
     body = f"""
     import threading, time
-    threading.Thread(target=time.sleep, args=(8,), name=stopping.SAVING_THREAD).start()
+    over = threading.Event()  # however long the busy step takes here
+    threading.Thread(target=over.wait, name=stopping.SAVING_THREAD).start()
     {BUSY.format(rounds=12_000_000)}
     with flag.undisturbed(): time.sleep(0.1)
-    time.sleep(8)
+    over.set()
+    time.sleep(2)
     """
     process = child(body)
     for _ in range(2):
