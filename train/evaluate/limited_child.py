@@ -1,7 +1,7 @@
-"""The process in which a program that a model wrote is run: ``python -I limited_child.py LIMITS PROGRAM``.
+"""The process in which a program that a model wrote is run. See ``execute``, which starts it.
 
-It needs the standard library alone, gives up what it can (network, other identities, new privileges), sets limits and
-then becomes the program. See ``execute``, which starts it.
+It needs the standard library alone, gives up what it can for good, sets limits and then becomes the program. Where it
+cannot give up what it must, it runs nothing.
 """
 
 from __future__ import annotations
@@ -11,44 +11,68 @@ import json
 import os
 import resource
 import runpy
+import shutil
+import subprocess
 import sys
 
-__all__ = ["give_up", "limit"]
+from .libc import call
+from .limited_calls import keep_calls
+from .limited_files import keep_files
 
-_NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # sched.h
+__all__ = ["give_up", "limit", "run", "unname"]
+
 _KEEP_CAPABILITIES, _NO_NEW_PRIVILEGES = 8, 38  # prctl.h
 _CAPABILITY_VERSION, _READ_ANYTHING = 0x20080522, 1 << 2  # capability.h
 _NOBODY = 65534  # the customary user without rights
+_SYSTEM = (
+    "/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom",
+)  # fmt: skip
+_UNNAMED = {
+    os: (
+        "chflags chmod chown chroot execl execle execlp execlpe execv execve execvp execvpe fchmod fchown fork forkpty "
+        "kill killpg lchflags lchmod lchown link mkfifo mknod popen posix_spawn posix_spawnp remove removedirs "
+        "removexattr rename renames replace rmdir setxattr spawnl spawnle spawnlp spawnlpe spawnv spawnve spawnvp "
+        "spawnvpe symlink system truncate unlink utime"
+    ),
+    shutil: "chown move rmtree",
+    subprocess: "Popen call check_call check_output run",
+}
 
 
-def give_up() -> None:
-    """No new privileges; no network, where the kernel lets an ordinary process leave it; never as root."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    linux = sys.platform == "linux"
+def give_up(folder: str) -> None:
+    """No new privileges, none of root; of files only those of Python and the system, to read, and ``folder``; no system
+    call that reaches beyond this process. Where the kernel has no Landlock, no file at all may be written, and whatever
+    the user may read can be read.
+
+    Raises:
+        OSError: the kernel does not let it.
+    """
+    if sys.platform == "linux":
+        call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _become_harmless()
+        library = os.path.dirname(os.path.realpath(os.__file__))
+        kept = keep_files((sys.prefix, sys.base_prefix, library, *_SYSTEM), (folder, os.devnull))
+    else:
+        kept = False
+    keep_calls(writes=kept)
+
+
+def _become_harmless() -> None:
+    """Leave root, and all capabilities. Where only root can read the standard library, reading is what is kept."""
+    kept = 0
     if os.geteuid() == 0:
-        if linux:
-            libc.unshare(_NEW_NET)
-        _become_nobody(libc if linux else None)
-    elif linux:
-        libc.unshare(_NEW_USER | _NEW_NET)
-    if linux:
-        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-
-
-def _become_nobody(libc: ctypes.CDLL | None) -> None:
-    """Leave root for good. Where only root can read the standard library, reading is what is kept of its rights."""
-    os.seteuid(_NOBODY)
-    readable = os.access(os.__file__, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
-    os.seteuid(0)
-    if libc is not None and not readable:
-        libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0)
-    os.setgroups([])
-    os.setgid(_NOBODY)
-    os.setuid(_NOBODY)
-    if libc is not None and not readable:
-        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-        sets = (ctypes.c_uint32 * 6)(_READ_ANYTHING, _READ_ANYTHING)  # effective, permitted; none to inherit
-        libc.capset(header, sets)
+        os.seteuid(_NOBODY)
+        readable = os.access(os.__file__, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+        os.seteuid(0)
+        if not readable:
+            kept = _READ_ANYTHING
+            call("prctl", _KEEP_CAPABILITIES, 1, 0, 0, 0)
+        os.setgroups([])
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)(kept, kept)  # effective, permitted; none to inherit
+    call("capset", header, sets)
 
 
 def limit(limits: dict[str, int]) -> None:
@@ -60,9 +84,23 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-if __name__ == "__main__":
-    give_up()
-    limit(json.loads(sys.argv[1]))
-    program = sys.argv[2]
+def unname() -> None:
+    """Take away the names of functions that do harm, so that an accident ends in an exception before the kernel is
+    asked at all. It is no barrier to a program that wants to get past it.
+    """
+    for module, names in _UNNAMED.items():
+        for name in names.split():
+            if hasattr(module, name):
+                setattr(module, name, None)
+
+
+def run(limits: str, program: str) -> None:
+    """Become the program at a path, in the present folder. ``limits``: JSON, as ``execute.Limits.to_json``."""
+    limit(json.loads(limits))
+    try:
+        give_up(os.getcwd())
+    except OSError as error:
+        sys.exit(str(error))
+    unname()
     sys.argv[:] = [program]
     runpy.run_path(program, run_name="__main__")
