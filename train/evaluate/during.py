@@ -13,9 +13,9 @@ from ..inputs import InputOptions
 from ..model import Decoder
 from .outcome import TaskScore
 from .perplexity import HeldOut, SourceScore, mean_loss, open_held_out, perplexity
-from .run import PreparedTask, open_tasks, score_tasks
+from .run import PreparedTask, open_tasks, score_tasks, tasks_of_whole_rows
 from .score import Reader
-from .share import ALONE, Share
+from .share import ALONE, Share, parts_of_rows
 
 if TYPE_CHECKING:
     from ..job import Job
@@ -109,9 +109,15 @@ def open_evaluation(job: Job, sources: Sources, data_ranks: int = 1) -> Evaluati
         data_ranks: of the mesh: a forward pass is no larger than one of training is.
 
     Raises:
-        ConfigError: a Dataset or items are not there. RefusedError: held-out data that do not fit the training data.
+        ConfigError: a Dataset or items are not there. RefusedError: held-out data that do not fit the training data;
+            tasks that cannot be asked on the job's mesh, or programs that cannot be held: a run that does steps and
+            then fails at its first evaluation, in front of the save, would never get further.
     """
     config = job.config
+    parallel = config.parallel
+    refused = tasks_of_whole_rows(config.evaluate) if config.evaluate.every_steps else []
+    if refused and (parallel.pipeline > 1 or parallel.context > 1):
+        raise parts_of_rows(", ".join(refused))
     rows = config.micro_batch or -(-config.data.batch[0].global_batch // data_ranks)
     block = config.evaluate
     held_out = open_held_out(job.open(config.validation), sources, block.samples, rows)

@@ -22,7 +22,7 @@ from loader.yaml_tree import did_you_mean
 
 from ..evaluate_config import EvaluateConfig
 from ..model import Decoder
-from .execute import passes
+from .execute import need_limits, passes
 from .generate import Stopping, generate
 from .outcome import TaskScore, choice_values, number_values, task_score, word_values
 from .questions import Question
@@ -34,7 +34,7 @@ from .tasks import TASKS, Task, local_questions, read_examples, read_questions
 if TYPE_CHECKING:
     from loader.text.tokenizer_base import Tokenizer
 
-__all__ = ["PreparedTask", "open_tasks", "prepare_task", "score_task", "score_tasks"]
+__all__ = ["PreparedTask", "open_tasks", "prepare_task", "score_task", "score_tasks", "tasks_of_whole_rows"]
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,27 @@ def open_tasks(config: EvaluateConfig, sources: Sources, base: Path) -> list[Pre
         sources: whose tokenizer and sample length hold. base: where paths of ``files`` count from.
 
     Raises:
-        ConfigError: no such task, no tokenizer, or items that are not there.
+        ConfigError: no such task, no tokenizer, or items that are not there. RefusedError: programs that the model
+            writes are to be run, and cannot be held on this machine.
     """
     if not config.tasks:
         return []
+    if config.execute_code and any(_kind(name, config) == "code" for name in config.tasks):
+        need_limits()
     tokenizer = _tokenizer(sources)
     return [prepare_task(name, config, tokenizer, sources.seq_len, base) for name in config.tasks]
+
+
+def _kind(name: str, config: EvaluateConfig) -> str | None:
+    return TASKS[name].kind if name in TASKS and name not in config.files else None
+
+
+def tasks_of_whole_rows(config: EvaluateConfig) -> list[str]:
+    """Those tasks of a configuration that look at a row's hidden vectors, see ``Share.need_whole_rows``: they ask what
+    the model would write. Programs that are not run are not asked for.
+    """
+    kinds = ("word", "number", "code") if config.execute_code else ("word", "number")
+    return [name for name in config.tasks if _kind(name, config) in kinds]
 
 
 def prepare_task(name: str, config: EvaluateConfig, tokenizer: Tokenizer, seq_len: int, base: Path) -> PreparedTask:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..parallel.pipeline import Pipeline
     from ..world import World
 
-__all__ = ["ALONE", "Share", "forward", "run_stages", "share_of", "staged_forward", "undisturbed"]
+__all__ = ["ALONE", "Share", "forward", "parts_of_rows", "run_stages", "share_of", "staged_forward", "undisturbed"]
 
 
 Forward = Callable[[Decoder, "Batch", InputOptions], Tensor]
@@ -140,10 +140,15 @@ class Share:
             RefusedError: ``TR-EVALUATE-PARALLEL``.
         """
         if self.forward is not forward or options.token_index_T is not None:
-            raise RefusedError(
-                "TR-EVALUATE-PARALLEL", f"{what} needs whole rows on each process", "evaluate.tasks",
-                "no pipeline and no context parallelism", "tokenreel evaluate RUN, in one process",
-            )  # fmt: skip
+            raise parts_of_rows(what)
+
+
+def parts_of_rows(what: str) -> RefusedError:
+    """What to raise where ``what`` is asked of a mesh on which no process has whole rows."""
+    return RefusedError(
+        "TR-EVALUATE-PARALLEL", f"whole rows on each process are needed by {what}", "evaluate.tasks",
+        "no pipeline and no context parallelism, or other tasks", "tokenreel evaluate RUN, in one process",
+    )  # fmt: skip
 
 
 ALONE = Share()
