@@ -14,13 +14,14 @@ from typing import Any
 from loader.doctor.datasets import check_datasets
 from loader.doctor.finding import Check, State
 from loader.doctor.machine import check_disk, check_gpu, check_host, check_writable
-from loader.remote.store import is_url
 from loader.settings import Loaded, cache_folder, child_environment
+from loader.stream.store import StoreOptions, folder_of
 
 from .config import TrainConfig
-from .job import resolve_job
+from .job import Job, resolve_job
 from .plan.report import TrainingPlan, plan_training, to_json
 from .plan.request import Assumptions
+from .plan.tokens import open_or_none
 
 __all__ = ["TORCH_FACTS", "check_plan", "check_torch", "training_checks"]
 
@@ -93,24 +94,48 @@ def check_plan(plan: TrainingPlan, root: Path) -> list[Check]:
     return found
 
 
-def training_checks(loaded: Loaded[TrainConfig]) -> list[Check]:
-    """Everything that a training configuration needs beside packages and extras."""
+def training_checks(loaded: Loaded[TrainConfig], cards: int | None = None) -> list[Check]:
+    """Everything that a training configuration needs beside packages and extras.
+
+    Args:
+        cards: processes in all, where torchrun starts them; None: ``run.processes``.
+    """
     job = resolve_job(loaded)
     config, base = loaded.config, loaded.path.parent
-    device = str(config.run.device)
-    found = check_torch(device, config.run.processes)
+    device, processes = str(config.run.device), cards or config.run.processes
+    found = check_torch(device, processes)
     if device == "cuda":
         found.append(check_gpu(needed=True))
-    if config.run.processes > 1:
-        found.append(check_host(config.run.processes))
+    if processes > 1:
+        found.append(check_host(processes))
     mixture = {name for stage in job.config.data.mixture for name, weight in stage.weights.items() if weight}
-    found += check_datasets(base, config.data.datasets, config.validation, mixture)
+    options = StoreOptions(job.config.run.cache, job.config.run.cache_bytes)
+    found += check_datasets(base, config.data.datasets, config.validation, mixture, options)
     found.append(check_writable("run folder", job.paths.root))
-    plan = plan_training(job, Assumptions())
+    plan = plan_training(job, Assumptions(cards=cards))
     found += check_plan(plan, job.paths.root)
-    if any(map(is_url, config.data.datasets)):
-        cache = Path(job.config.run.cache) if job.config.run.cache is not None else cache_folder()
-        needed = 0 if plan.tokens.traffic is None else plan.tokens.traffic.live_bytes
-        found.append(check_writable("run.cache", cache))
-        found.append(check_disk("run.cache room", cache, needed, "another run.cache, on a larger local disk"))
+    if any(folder_of(one) is None for one in (*config.data.datasets, *config.validation)):
+        found += _check_cache(job, plan, options)
     return found
+
+
+def _check_cache(job: Job, plan: TrainingPlan, options: StoreOptions) -> list[Check]:
+    """Whether the cache can be written, and its limit in force: a shard that it cannot hold ends the run at once, a
+    window that it cannot hold makes each of its shards be fetched again and again."""
+    cache = Path(job.config.run.cache) if job.config.run.cache is not None else cache_folder()
+    writable = check_writable("run.cache", cache)
+    if writable.state != "ok":
+        return [writable]
+    limit = options.open_cache().limit_bytes()
+    live = 0 if plan.tokens.traffic is None else plan.tokens.traffic.live_bytes
+    sources, _ = open_or_none(job)
+    sizes = [dataset.shards_R["size_bytes"] for dataset in sources.datasets] if sources is not None else []
+    largest = max((int(sizes_R.max()) for sizes_R in sizes if len(sizes_R)), default=0)
+    state: State = "missing" if limit < largest else "warn" if limit < live else "ok"
+    message = (
+        f"{limit:,} bytes may be kept in {cache}; the largest shard has {largest:,}, shards open at once {live:,} bytes"
+    )
+    remedy = "another run.cache, on a larger local disk"
+    if options.cache_bytes is not None:
+        remedy = f"--set run.cache_bytes={max(largest, live)} or more"
+    return [writable, Check("run.cache room", state, message, None if state == "ok" else remedy)]

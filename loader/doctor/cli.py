@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..cli_options import Output, output_options
-from ..errors import TokenreelError
+from ..errors import ConfigError, TokenreelError
 from .finding import Check
 from .machine import (
     check_clock,
@@ -26,6 +26,7 @@ from .machine import (
 )
 from .needs import extras_of
 from .packages import check_extras, check_packages_installed, check_python, declared
+from .stores import check_stores
 
 __all__ = ["CONFIG_CHECKS", "doctor", "look"]
 
@@ -53,7 +54,7 @@ def _attempt(name: str, check: Callable[[], list[Check]]) -> list[Check]:
         return [Check(name, "missing", f"cannot be checked without the package {missing}", f"pip install {missing}")]
 
 
-def _config_checks(path: Path, overrides: tuple[str, ...]) -> list[Check]:
+def _config_checks(path: Path, overrides: tuple[str, ...], cards: int | None) -> list[Check]:
     from ..config_kind import config_kind
     from ..settings import load_config, to_plain
 
@@ -63,20 +64,32 @@ def _config_checks(path: Path, overrides: tuple[str, ...]) -> list[Check]:
     plain: Any = to_plain(loaded.config)
     found = [Check("configuration", "ok", f"{path}: a {kind} configuration, digest {loaded.digest}")]
     found += check_extras(declared()[1], extras_of(plain))
-    return [*found, *_attempt(f"{kind} checks", lambda: _named(further)(loaded))]
+    found += check_stores(plain)
+    more = {"cards": cards} if kind == "train" else {}
+    return [*found, *_attempt(f"{kind} checks", lambda: _named(further)(loaded, **more))]
 
 
 def _cache_check() -> list[Check]:
+    """The user's own cache folder. Nothing but a Dataset at a URL needs it: ``run.cache`` says whether that is asked
+    for."""
     from ..settings import cache_folder
 
-    return [check_writable("cache", cache_folder())]
+    remedy = "export TOKENREEL_CACHE=FOLDER, on a local disk"
+    try:
+        found = check_writable("cache", cache_folder())
+    except ConfigError as error:
+        return [Check("cache", "warn", f"{error.message}; only Datasets at URLs need it", remedy)]
+    if found.state == "ok":
+        return [found]
+    return [Check("cache", "warn", f"{found.message}; only Datasets at URLs need it", remedy)]
 
 
-def look(config: Path | None = None, overrides: tuple[str, ...] = ()) -> list[Check]:
+def look(config: Path | None = None, overrides: tuple[str, ...] = (), cards: int | None = None) -> list[Check]:
     """Every check, in the order of the report.
 
     Args:
-        config: a build or training configuration. overrides: ``a.b=c``.
+        config: a build or training configuration. overrides: ``a.b=c``. cards: processes of a training in all, where
+            torchrun starts them.
     """
     base = config.parent if config is not None else Path.cwd()
     wanted, requirements = declared()
@@ -86,7 +99,7 @@ def look(config: Path | None = None, overrides: tuple[str, ...] = ()) -> list[Ch
     found += [check_processor(), check_gpu(needed=False)]
     found += _attempt("cache", _cache_check)
     if config is not None:
-        found += _attempt("configuration", lambda: _config_checks(config, overrides))
+        found += _attempt("configuration", lambda: _config_checks(config, overrides, cards))
     return found
 
 
@@ -104,15 +117,16 @@ def _text(checks: list[Check]) -> str:
 @click.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key: --set a.b=c.")
+@click.option("--gpus", "cards", type=click.IntRange(min=1), help="Processes under torchrun; default: run.processes.")
 @output_options
-def doctor(output: Output, config: Path | None, overrides: tuple[str, ...]) -> int:
+def doctor(output: Output, config: Path | None, overrides: tuple[str, ...], cards: int | None) -> int:
     """What is missing on this machine, or for the build or training configuration CONFIG.
 
     Packages and their ranges, extras that CONFIG asks for, GPU and bfloat16, open files, shared memory, host name and
     port, clock, folders and room on disk, Datasets and their tokenizer. Needs no torch. Exits with 1 if anything is
     missing.
     """
-    checks = look(config, overrides)
+    checks = look(config, overrides, cards)
     missing = [check.name for check in checks if check.state == "missing"]
     output.result({"ready": not missing, "checks": [asdict(check) for check in checks]}, lambda: _text(checks))
     return 1 if missing else 0

@@ -12,23 +12,29 @@ from .finding import Check, State
 
 if TYPE_CHECKING:
     from ..shards.dataset import Dataset
+    from ..stream.store import StoreOptions
 
 __all__ = ["check_datasets"]
 
 
 def check_datasets(
-    base: Path, train: Sequence[str], validation: Sequence[str], mixture: Collection[str] = ()
+    base: Path,
+    train: Sequence[str],
+    validation: Sequence[str],
+    mixture: Collection[str] = (),
+    options: StoreOptions | None = None,
 ) -> list[Check]:
     """Open every Dataset, without fetching shards, and compare them.
 
     Args:
         base: the configuration's folder. train, validation: URLs, or folders relative to it.
         mixture: sources that are trained on; none: all of the training Datasets.
+        options: how Datasets at URLs are reached: the cache is the run's.
     """
     found: list[Check] = []
     opened: list[Dataset | None] = []
     for location in (*train, *validation):
-        check, dataset = _open(base, location)
+        check, dataset = _open(base, location, options)
         found.append(check)
         opened.append(dataset)
     whole = [dataset for dataset in opened if dataset is not None]
@@ -59,7 +65,7 @@ def _validated(trained: Collection[str], held_out: Collection[str]) -> list[Chec
     ]
 
 
-def _open(base: Path, location: str) -> tuple[Check, Dataset | None]:
+def _open(base: Path, location: str, options: StoreOptions | None) -> tuple[Check, Dataset | None]:
     from ..stream.store import look_into_dataset
 
     place = location if is_url(location) else str(base / location)
@@ -67,7 +73,7 @@ def _open(base: Path, location: str) -> tuple[Check, Dataset | None]:
     if not is_url(place) and not Path(place).is_dir():
         return Check(name, "missing", f"no folder {place}", "tokenreel build CONFIG"), None
     try:
-        dataset = look_into_dataset(place)
+        dataset = look_into_dataset(place, options)
     except TokenreelError as error:
         following = error.next_command or f"tokenreel verify {place}"
         return Check(name, "missing", f"{error.code}: {error.message}", following), None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["EXTRA_RULES", "extras_of", "locations_of"]
+__all__ = ["EXTRA_RULES", "OBJECT_STORES", "extras_of", "locations_of", "source_roots"]
 
-_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https")
+OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https")
+"""What obstore reads, as ``remote.store.OBSTORE_SCHEMES``, whose module needs more than the standard library."""
+
 _Plain = Mapping[str, Any]
 
 
@@ -24,17 +26,37 @@ def _sources(config: _Plain) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield str(name), source
 
 
+def source_roots(config: _Plain) -> list[str]:
+    """Roots of sources."""
+    return [str(source["root"]) for _, source in _sources(config) if source.get("root")]
+
+
+def _datasets(config: _Plain) -> list[str]:
+    return [str(one) for one in (*(_at(config, "data", "datasets") or ()), *(config.get("validation") or ()))]
+
+
 def locations_of(config: _Plain) -> list[str]:
     """Folders and URLs of a configuration: Datasets, validation ones, roots of sources, where checkpoints go."""
-    datasets = [*(_at(config, "data", "datasets") or ()), *(config.get("validation") or ())]
-    datasets += [_at(config, "checkpoint", "upload")]
-    return [str(one) for one in (*datasets, *(source.get("root") for _, source in _sources(config))) if one]
+    upload = _at(config, "checkpoint", "upload")
+    return [*_datasets(config), *([str(upload)] if upload else []), *source_roots(config)]
 
 
-def _scheme(config: _Plain, known: bool) -> str | None:
-    for location in locations_of(config):
-        scheme, mark, _ = location.partition("://")
-        if mark and scheme != "file" and (scheme in _OBJECT_STORES) == known:
+def _scheme_of(location: str) -> str | None:
+    scheme, mark, _ = location.partition("://")
+    return scheme if mark and scheme != "file" else None
+
+
+def _object_store(config: _Plain) -> str | None:
+    return next((one for one in locations_of(config) if _scheme_of(one) in OBJECT_STORES), None)
+
+
+def _mosaic(config: _Plain) -> str | None:
+    """A Dataset in a store that obstore does not know, nor any fsspec file system here; of sources only these read."""
+    from .stores import fsspec_problem
+
+    for location in _datasets(config):
+        scheme = _scheme_of(location)
+        if scheme is not None and scheme not in OBJECT_STORES and fsspec_problem(scheme) is not None:
             return location
     return None
 
@@ -72,8 +94,8 @@ def _equals(extra_value: str, *keys: str) -> Callable[[_Plain], str | None]:
 
 
 EXTRA_RULES: tuple[tuple[str, Callable[[_Plain], str | None], bool], ...] = (
-    ("s3", lambda config: _scheme(config, known=True), True),
-    ("mosaic", lambda config: _scheme(config, known=False), True),
+    ("s3", _object_store, True),
+    ("mosaic", _mosaic, True),
     ("warc", _input_format("warc"), True),
     ("hf", _input_format("huggingface"), True),
     ("benchmarks", _benchmarks, True),
@@ -83,6 +105,7 @@ EXTRA_RULES: tuple[tuple[str, Callable[[_Plain], str | None], bool], ...] = (
     ("fast", _equals("auto", "run", "fast"), False),
     ("flash", _equals("flash", "model", "attention"), True),
     ("fp8", _equals("fp8", "precision"), True),
+    ("torchft", lambda config: "run.torchft" if _at(config, "run", "torchft") else None, True),
     ("wandb", lambda config: "run.wandb" if _at(config, "run", "wandb") else None, True),
 )
 """(extra, finds what asks for it, whether the job cannot do without)."""
