@@ -110,9 +110,20 @@ def _classes_in(annotation: Any) -> Iterator[tuple[type[Any], str]]:
 
 
 def _prose(cls: type[Any]) -> str:
-    """The class's docstring, its attribute section as a list."""
+    """The class's docstring, its attribute section as a list.
+
+    Raises:
+        ValueError: a line of the section begins no attribute, and is not indented as what goes on with one.
+    """
     text, _, attributes = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     lines = inspect.cleandoc(attributes.split("\n\n")[0]).splitlines() if attributes else []
+    keys = {field.name for field in dataclasses.fields(cls)}
+    for line in lines:
+        names, colon, _ = line.partition(":")
+        if not line.startswith(" ") and not (colon and keys.issuperset(names.split(", "))):
+            raise ValueError(
+                f"{cls.__module__}.{cls.__qualname__}: indent {line!r}, or begin it with a key and a colon"
+            )
     items = [f"- {line}" if not line.startswith(" ") else f"  {line.strip()}" for line in lines]
     return "\n".join([text.strip(), "", *items, ""] if items else [text.strip(), ""])
 

@@ -83,8 +83,9 @@ class ExhaustionConfig:
 
     Attributes:
         policy: repeat: sources start again, but one that would pass its max_epochs is refused; stop: the plan ends
-            before the first source passes its own; renormalise: such a source leaves and the others share its weight,
-            until nobody is left.
+            before the first source passes its own; renormalise: such a source leaves at the last border of a block of
+            256 positions before that, so less than a block of it stays unread, and the others share its weight, until
+            nobody is left.
         max_epochs: source name to how often it may be read through (after a remap: its data in force, from there on if
             they were replaced); a source that is not named: any number of times under repeat, else once.
         total: position at which the plan ends at the latest; null = no such position.

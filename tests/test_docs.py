@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import re
 import types
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,26 @@ def generate() -> types.ModuleType:
 def test_generated_pages_are_current(name: str, generate: types.ModuleType) -> None:
     stored = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert stored == generate.PAGES[name](), "run `make docs`"
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """A block.
+
+    Attributes:
+        patience: how long to wait, which is a long story that goes on
+        source. and: ends here.
+    """
+
+    patience: int = 1
+
+
+def test_a_bullet_that_begins_in_mid_sentence_is_refused(generate: types.ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"_Broken: indent 'source\. and: ends here"):
+        generate._prose(_Broken)
+    bullets = re.findall(r"^- (.*)", generate.configuration(), re.MULTILINE)
+    assert len(bullets) > 100
+    assert [bullet for bullet in bullets if not re.match(r"[a-z_0-9]+(, [a-z_0-9]+)*: ", bullet)] == []
 
 
 def test_every_error_code_has_one_exit_code_and_the_right_form(generate: types.ModuleType) -> None:

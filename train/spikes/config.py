@@ -64,7 +64,8 @@ class AttributionConfig:
         source_share: ... the whole source is flagged when more than this share of its tokens is odd,
         source_flagged_share: ... more than this share lies in documents above ``threshold``,
         source_documents: ... and the window holds so many of its documents: one odd one of two is no verdict on a
-        source. baseline_segments: clean segments to compare with, in all.
+            source.
+        baseline_segments: clean segments to compare with, in all.
         baseline_source_segments: clean segments to compare with, of each source in use.
         max_baseline_steps: never read more steps than this for the baseline.
         quantile: the clean quantile each piece of evidence is divided by.
@@ -115,10 +116,10 @@ class SpikeConfig:
         rollback_span_steps: see ``max_rollbacks``.
         max_cut_fraction: above this share of the window's tokens drop and replace samples instead of masking.
         min_flagged_fraction: up to this share of the window's tokens counts as "almost nothing"; clean windows lose
-        about 1 %.
+            about 1 %.
         confirm: ``continue``: the masked continuation is the test. ``full``: before the cut, the steps from the
-        checkpoint on run again without it and with a placebo, twice the cost of the rollback; only then is a spike
-        called ``confirmed``.
+            checkpoint on run again without it and with a placebo, twice the cost of the rollback; only then is a spike
+            called ``confirmed``.
     """
 
     enabled: bool = True
