@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import is_running
 from support.syscalls import SUPPORTED
 from support.syscalls_driver import memory_folder, run_plan
 from support.syscalls_jobs import job_files, left_overs, make_job
@@ -76,14 +77,6 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    """Whether it runs; one that is only not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_tasks_end_with_their_supervisor(tmp_path: Path) -> None:
     """The real command with its fork server: kill -9 of the one process leaves none of the others running, and none of
     them holds the work folder's lock."""
@@ -106,7 +99,7 @@ def test_tasks_end_with_their_supervisor(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in below):
+    while any(is_running(pid) for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

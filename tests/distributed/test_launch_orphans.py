@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.datasets import DatasetSpec, make_dataset
+from support.processes import is_running
 from support.training import write_job
 
 from loader.run_folder import RunPaths, lock_run, read_events
@@ -47,11 +48,11 @@ def test_they_save_and_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
         assert len(children) == 2
         launcher.kill()
         launcher.wait()
-        _until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+        _until(lambda: not any(map(is_running, children)))
     finally:
         launcher.kill()
         for child in children:
-            if Path(f"/proc/{child}").exists():
+            if is_running(child):
                 os.kill(child, signal.SIGKILL)
     paths = RunPaths(tmp_path / "run")
     last = read_events(paths)[-1]
