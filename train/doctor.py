@@ -14,14 +14,17 @@ from typing import Any
 from loader.doctor.datasets import check_datasets
 from loader.doctor.finding import Check, State
 from loader.doctor.machine import check_disk, check_gpu, check_host, check_writable
+from loader.errors import TokenreelError
+from loader.order.skips import SkipList
+from loader.run_config import build_plan
 from loader.settings import Loaded, cache_folder, child_environment
+from loader.stream.ahead import live_bytes
 from loader.stream.store import StoreOptions, folder_of
 
 from .config import TrainConfig
-from .job import Job, resolve_job
+from .job import Job, open_job_sources, resolve_job
 from .plan.report import TrainingPlan, plan_training, to_json
 from .plan.request import Assumptions
-from .plan.tokens import open_or_none
 
 __all__ = ["TORCH_FACTS", "check_plan", "check_torch", "training_checks"]
 
@@ -115,27 +118,29 @@ def training_checks(loaded: Loaded[TrainConfig], cards: int | None = None) -> li
     plan = plan_training(job, Assumptions(cards=cards))
     found += check_plan(plan, job.paths.root)
     if any(folder_of(one) is None for one in (*config.data.datasets, *config.validation)):
-        found += _check_cache(job, plan, options)
+        found += _check_cache(job)
     return found
 
 
-def _check_cache(job: Job, plan: TrainingPlan, options: StoreOptions) -> list[Check]:
-    """Whether the cache can be written, and its limit in force: a shard that it cannot hold ends the run at once, a
-    window that it cannot hold makes each of its shards be fetched again and again."""
-    cache = Path(job.config.run.cache) if job.config.run.cache is not None else cache_folder()
+def _check_cache(job: Job) -> list[Check]:
+    """Whether the cache can be written, and its limit in force: a shard that it cannot hold ends the run at once, live
+    windows that it cannot hold make their shards be fetched again and again."""
+    run = job.config.run
+    cache = Path(run.cache) if run.cache is not None else cache_folder()
     writable = check_writable("run.cache", cache)
     if writable.state != "ok":
         return [writable]
-    limit = options.open_cache().limit_bytes()
-    live = 0 if plan.tokens.traffic is None else plan.tokens.traffic.live_bytes
-    sources, _ = open_or_none(job)
-    sizes = [dataset.shards_R["size_bytes"] for dataset in sources.datasets] if sources is not None else []
-    largest = max((int(sizes_R.max()) for sizes_R in sizes if len(sizes_R)), default=0)
-    state: State = "missing" if limit < largest else "warn" if limit < live else "ok"
-    message = (
-        f"{limit:,} bytes may be kept in {cache}; the largest shard has {largest:,}, shards open at once {live:,} bytes"
-    )
-    remedy = "another run.cache, on a larger local disk"
-    if options.cache_bytes is not None:
-        remedy = f"--set run.cache_bytes={max(largest, live)} or more"
-    return [writable, Check("run.cache room", state, message, None if state == "ok" else remedy)]
+    remedy = "another run.cache, on a larger local disk" if run.cache_bytes is None else "a larger run.cache_bytes"
+    try:
+        sources = open_job_sources(job)  # as the run would, so it is refused as that would be
+        job.open(job.config.validation)
+    except TokenreelError as error:
+        if error.code != "TR-STORE-CACHE-SMALL":
+            return [writable]  # the lines of the Datasets say it
+        return [writable, Check("run.cache room", "missing", f"{error.message}: {error.expected}", remedy)]
+    limit = StoreOptions(run.cache, run.cache_bytes).open_cache().limit_bytes()
+    needed = live_bytes(build_plan(job.config.data, sources, SkipList()), sources)
+    message = f"{limit:,} bytes may be kept in {cache}; the shards that are open at once have up to {needed:,}"
+    if limit < needed:
+        return [writable, Check("run.cache room", "warn", f"{message}: they are fetched again and again", remedy)]
+    return [writable, Check("run.cache room", "ok", message)]

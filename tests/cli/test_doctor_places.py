@@ -10,12 +10,14 @@ from typing import Any
 import fsspec
 import pytest
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
+from support.training import train as train_here
 from support.training import write_job
 
 import train.doctor
 from loader.cli import main
 from loader.doctor.needs import extras_of
 from loader.doctor.stores import check_stores
+from loader.errors import ConfigError
 
 SPEC = DatasetSpec(documents={"web": 120}, seq_len=32, samples_per_shard=8)
 
@@ -125,18 +127,24 @@ def test_datasets_are_looked_at_in_the_cache_of_the_run(
 
 
 def test_the_room_of_a_cache_is_its_limit_not_the_disk(
-    made: MadeDataset, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    largest = int(made.open().shards_R["size_bytes"].max())
-    states = {}
-    for limit in (largest - 1, 2 * largest, 1 << 30, None):
-        code, lines = examined(capsys, job(tmp_path, url, cache="own", cache_bytes=limit))
-        line = lines["run.cache room"]
-        states[limit] = (code, line["state"])
-        assert line["next_command"] is None or "cache_bytes" in line["next_command"] or limit is None
-        if limit is not None:
-            assert f"{limit:,} bytes may be kept" in line["message"]
-    assert list(states.values()) == [(1, "missing"), (0, "warn"), (0, "ok"), (0, "ok")]
+    """What the run itself would refuse is missing, what it would warn of a warning."""
+    lines: dict[int | None, dict[str, Any]] = {}
+    for limit in (1000, 30_000, 1 << 30, None):
+        path = job(tmp_path, url, cache=f"own-{limit}", cache_bytes=limit)
+        code, found = examined(capsys, path)
+        lines[limit] = found["run.cache room"]
+        assert (code == 1) == (lines[limit]["state"] == "missing") == (limit == 1000)
+        if limit == 1000:
+            with pytest.raises(ConfigError, match="TR-STORE-CACHE-SMALL") as refused:
+                train_here(path, "steps=2")
+            assert refused.value.message in lines[limit]["message"]
+        else:
+            assert train_here(path, "steps=2", f"output=run-{limit}").step == 2
+    assert [line["state"] for line in lines.values()] == ["missing", "warn", "ok", "ok"]
+    assert "30,000 bytes may be kept" in lines[30_000]["message"]
+    assert "cache_bytes" in lines[1000]["next_command"]
 
 
 def test_local_sources_are_looked_at_beside_remote_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
