@@ -46,8 +46,8 @@ class RunConfig:
         torchft: this process is one of several replicas that come and go while the run goes on, or null.
         cache: folder for what is fetched of Datasets at URLs, relative to the configuration's folder; null: the user's
             cache folder. One folder serves all processes of a machine; it must lie on a local disk.
-        cache_bytes: most bytes of shards kept there; null: what the disk has, but for a twentieth of it; on a disk
-            that is fuller than that, half of what is left.
+        cache_bytes: most bytes of shards kept there; null: all that the disk has but a twentieth of it, and never
+            less than half of what the cache and the free space together hold.
     """
 
     processes: int = 1

@@ -4,12 +4,13 @@
                                     and nothing outside of marked folders is ever removed
     <root>/.leases/                 what each process needs (``leases``)
     <root>/.locks/                  held while a file is fetched; the length of one is how many bytes have come
-    <root>/.tmp-<lease>-<process>-<number>/   a file on its way
+    <root>/.used                    how full it is (``cache_room``)
+    <root>/.tmp-<lease>-<process>-<number>-<size>/   a file on its way
 
 Names begin with the digest of a Dataset, so another version of it never meets the files of this one. A file is fetched
 under a temporary name, compared with size and xxh3-128, fsynced, renamed; one found there is compared before its first
 use in each process, and removed and fetched again where it differs. Locks are flocks: they fall with their process.
-The folder must lie on a local file system.
+The folder must lie on a local file system. It may be cleared away at any time, whole or in parts: it is made again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,19 +30,22 @@ from ..errors import ConfigError, DamageError, JobError
 from ..files import TEMPORARY_PREFIX, fsync_folder, make_folder
 from ..process_locks import ProcessLock
 from ..shards.access import hash_regular, resolve
-from .leases import Lease, Needs, read_needs
+from .cache_room import DISK_FULL, MARK, CacheRoom
+from .leases import Lease
 from .locks import NamedLocks
 from .waits import tell
 
-__all__ = ["CacheFolder", "Fetch", "Wanted"]
+__all__ = ["ANOTHER_FOLDER", "CacheFolder", "Fetch", "Wanted"]
 
 Fetch = Callable[[Path, Callable[[int], None]], str]
 """Writes a file to a path, told how to report bytes that came, and returns its xxh3-128."""
 
-_MARK = ".fetched"
-_EVICTED_SUFFIXES = (".mds", ".segments", ".docs", "documents.npy")
+ANOTHER_FOLDER = "`cache` in the configuration, or TOKENREEL_CACHE in the environment, names another"
+"""For messages: what to do about a folder that cannot be used."""
+
 _REMEMBERED = 8192
-_DISK_SHARE = 20  # without a limit, a twentieth of the disk stays free, or half of what there is where that is less
+_ATTEMPTS = 4
+_NONE = "the cache holds nothing that nobody needs"
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class CacheFolder:
 
         Args:
             root: made if missing.
-            limit_bytes: of shard files in all; None: what the disk has, but for a twentieth of it; on a disk that is
-                fuller than that, half of what is left.
+            limit_bytes: of shard files in all; None: all that the disk has but a twentieth of it, and never less than
+                half of what the cache and the free space together hold.
             timeout_s: longest wait for another process that gets on with a file no further.
 
         Raises:
@@ -82,28 +86,41 @@ class CacheFolder:
         self.root = root
         self.given_limit_bytes = limit_bytes
         self._locks = NamedLocks(root / ".locks", timeout_s)
+        self._room = CacheRoom(root, limit_bytes, self._locks)
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._claimed: set[str] = set()
         self._numbers = itertools.count()
-        self._unscanned = 0
-        self._room = 0
         try:
             make_folder(root)
             make_folder(root / ".locks")
             self.lease = Lease(root / ".leases")
-            with self._locks.hold("evict"):
-                self._clear(read_needs(root / ".leases"))
+            self._room.begin(self.lease.name)
         except OSError as error:
-            message = f"the cache folder cannot be written: {error.strerror}"
-            raise ConfigError("TR-STORE-CACHE", message, str(root), "a folder of your own, on a local disk") from None
+            raise _unwritable(root, error) from None
 
     def limit_bytes(self) -> int:
         """The limit in force; where none was given, the folder is looked through."""
-        if self.given_limit_bytes is not None:
-            return self.given_limit_bytes
-        disk = os.statvfs(self.root)
-        has = sum(size for _, size, _ in self._files()) + disk.f_bavail * disk.f_frsize
-        return has - min(disk.f_blocks * disk.f_frsize // _DISK_SHARE, has // 2)
+        return self._room.limit_bytes()
+
+    def check_holds(self, shard_bytes: int) -> None:
+        """Refuse a cache that cannot hold one shard with all its files.
+
+        Raises:
+            ConfigError: ``TR-STORE-CACHE-SMALL``.
+        """
+        limit = self.limit_bytes()
+        if limit >= shard_bytes:
+            return
+        if self.given_limit_bytes is None:
+            raise ConfigError(
+                "TR-STORE-CACHE-SMALL", f"the disk has room for {limit:,} bytes of cache, which hold no shard",
+                str(self.root), f"{2 * shard_bytes:,} bytes on the disk, free or in the cache; {ANOTHER_FOLDER}",
+            )  # fmt: skip
+        raise ConfigError(
+            "TR-STORE-CACHE-SMALL", f"a cache of {limit:,} bytes (cache_bytes) cannot hold one shard", str(self.root),
+            f"at least {shard_bytes:,} bytes; a few dozen shards of each source to read each only once an epoch",
+        )  # fmt: skip
 
     def has(self, wanted: Wanted) -> bool:
         """Whether the file is there and was verified by this process."""
@@ -134,8 +151,8 @@ class CacheFolder:
                         self._fetch(wanted, fetch, progress)
             except OSError as error:
                 message = f"the cache cannot be read and written: {error.strerror or error}"
-                place = str(error.filename or path)
-                raise JobError("TR-STORE-DISK", message, place, "room and rights in the cache folder") from None
+                expected = f"room and rights in the cache folder; {ANOTHER_FOLDER}"
+                raise JobError("TR-STORE-DISK", message, str(error.filename or path), expected) from None
         with contextlib.suppress(OSError):
             os.utime(path)  # its age decides who is evicted first
         return path
@@ -144,24 +161,41 @@ class CacheFolder:
         """Make the folder ``top`` of a Dataset, marked as one of fetched files, unless it is there.
 
         Raises:
-            ConfigError: there is a folder of that name that no cache made.
+            ConfigError: there is a folder of that name that no cache made, or the cache cannot be written.
         """
-        mark = self.root / top / _MARK
-        if not mark.exists():
-            folder = self._temporary()
-            try:
-                make_folder(folder)
-                (folder / _MARK).touch()
-                os.rename(folder, self.root / top)
-            except OSError:
-                shutil.rmtree(folder, ignore_errors=True)
-            if not mark.exists():
-                message = "the cache holds a folder that is not of its making, or cannot be written"
-                raise ConfigError("TR-STORE-CACHE", message, str(self.root / top), "a folder for fetched files alone")
+        try:
+            self._claim(top)
+        except OSError as error:
+            raise _unwritable(self.root / top, error) from None
 
-    def _temporary(self) -> Path:
-        """A new name; a forked child has a lease of its own, but counts on from the same number."""
-        return self.root / f"{TEMPORARY_PREFIX}{self.lease.name}-{os.getpid()}-{next(self._numbers)}"
+    def _claim(self, top: str) -> None:
+        mark = self.root / top / MARK
+        if mark.exists():
+            self._claimed.add(top)
+            return
+        folder = self._temporary(0)
+        try:
+            make_folder(folder)
+            (folder / MARK).touch()
+            os.rename(folder, self.root / top)
+            self._claimed.add(top)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            if top in self._claimed and (self.root / top).is_dir():
+                mark.touch()  # somebody is clearing away what is in it
+            if mark.exists():
+                return  # another was faster
+            if not os.path.lexists(self.root / top):
+                raise
+            message = "the cache holds a folder that is not of its making"
+            expected = f"a folder for fetched files alone; {ANOTHER_FOLDER}"
+            raise ConfigError("TR-STORE-CACHE", message, str(self.root / top), expected) from None
+
+    def _temporary(self, size_bytes: int) -> Path:
+        """A new name for a folder in which ``size_bytes`` will come; a forked child has a lease of its own, but counts
+        on from the same number."""
+        number = next(self._numbers)
+        return self.root / f"{TEMPORARY_PREFIX}{self.lease.name}-{os.getpid()}-{number}-{size_bytes}"
 
     def _verified(self, wanted: Wanted) -> bool:
         """Whether the right bytes are there; others are removed."""
@@ -205,8 +239,29 @@ class CacheFolder:
                 self._seen.popitem(last=False)
 
     def _fetch(self, wanted: Wanted, fetch: Fetch, progress: ProcessLock) -> None:
-        path, folder = self.root / wanted.name, self._temporary()
-        self.claim(wanted.name.partition("/")[0])
+        """Fetch the file; once more where the folder was cleared away meanwhile, or where the disk was full and the
+        cache held what nobody needs."""
+        removed = 0
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._fetch_once(wanted, fetch, progress)
+                return
+            except FileNotFoundError:
+                if not left:
+                    raise
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+                gone = self._room.free(wanted.size_bytes, lambda: progress.cut_to(0)) if left else []
+                self._forget(gone)
+                removed += len(gone)
+                if not gone:
+                    what = f"{removed:,} file(s) that nobody needs were removed" if removed else _NONE
+                    raise OSError(error.errno, f"{error.strerror}; {what}", error.filename) from None
+
+    def _fetch_once(self, wanted: Wanted, fetch: Fetch, progress: ProcessLock) -> None:
+        path, folder = self.root / wanted.name, self._temporary(wanted.size_bytes)
+        self._claim(wanted.name.partition("/")[0])
         make_folder(path.parent)
         came = 0
 
@@ -216,12 +271,11 @@ class CacheFolder:
             progress.cut_to(max(0, came))
             tell(f"fetching {wanted.place} ({came:,} of {wanted.size_bytes:,} bytes)")
 
-        self._make_room(wanted.size_bytes)
+        self._forget(self._room.take(wanted.size_bytes, folder, lambda: progress.cut_to(0)))
         tell(f"fetching {wanted.place}")
         try:
             for last in (False, True):
-                shutil.rmtree(folder, ignore_errors=True)
-                temporary = folder / path.name
+                temporary = folder / str(last) / path.name
                 came, digest = 0, fetch(temporary, advance)
                 found = os.lstat(temporary)
                 if (found.st_size, digest) == (wanted.size_bytes, wanted.xxh3_128):
@@ -230,52 +284,20 @@ class CacheFolder:
                     message = f"the object has {found.st_size:,} bytes and xxh3-128 {digest}, fetched twice"
                     expected = f"{wanted.size_bytes:,} bytes and {wanted.xxh3_128}, as the manifest says"
                     raise DamageError("TR-FILE-HASH", message, wanted.place, expected)
+                shutil.rmtree(temporary.parent, ignore_errors=True)
             os.replace(temporary, path)
             fsync_folder(path.parent)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._remember(wanted.name, found)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Evict until a file of ``size_bytes`` fits. The folder is looked through once in a while, not each time, as
-        long as far less than the limit can have come meanwhile."""
-        with self._lock:
-            self._unscanned += size_bytes
-            if self._unscanned <= self._room // 8:
-                return
-        with self._locks.hold("evict"):
-            needs = read_needs(self.root / ".leases")
-            self._clear(needs)
-            files = list(self._files())
-            limit = self.limit_bytes()
-            used = size_bytes + sum(size for _, size, _ in files)
-            self._evict(files, used - limit, needs)
-            with self._lock:
-                self._unscanned, self._room = size_bytes, max(0, limit - used)
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.forget(name)
 
-    def _evict(self, files: Iterable[tuple[int, int, str]], too_many: int, needs: Needs) -> None:
-        """Remove ``too_many`` bytes: what nobody needs first, then what is needed later, the oldest first."""
-        for _, size, name in sorted(files, key=lambda file: (file[2] in needs.kept, file[0])):
-            if too_many <= 0:
-                return
-            if name not in needs.pinned:
-                (self.root / name).unlink(missing_ok=True)
-                self.forget(name)
-                too_many -= size
 
-    def _files(self) -> Iterator[tuple[int, int, str]]:
-        """(time of last use, size, name) of each file that may be evicted."""
-        for mark in self.root.glob(f"*/{_MARK}"):
-            for folder, _, names in os.walk(mark.parent):
-                for name in names:
-                    if name.endswith(_EVICTED_SUFFIXES):
-                        path = os.path.join(folder, name)
-                        with contextlib.suppress(FileNotFoundError):
-                            found = os.lstat(path)
-                            yield found.st_mtime_ns, found.st_size, os.path.relpath(path, self.root)
-
-    def _clear(self, needs: Needs) -> None:
-        """Remove what processes that are dead left half fetched."""
-        for path in self.root.glob(f"{TEMPORARY_PREFIX}*"):
-            if path.name[len(TEMPORARY_PREFIX) :].partition("-")[0] not in needs.alive:
-                shutil.rmtree(path, ignore_errors=True)
+def _unwritable(place: Path, error: OSError) -> ConfigError:
+    message = f"the cache folder cannot be written: {error.strerror}"
+    return ConfigError(
+        "TR-STORE-CACHE", message, str(place), f"a folder of your own, on a local disk; {ANOTHER_FOLDER}"
+    )

@@ -41,23 +41,29 @@ class Lease:
     """This process's lease; threads share it. A forked child that needs something takes out one of its own."""
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
         self._folder = folder
         self._lock = threading.RLock()
         self._pinned: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
+        self._held = ProcessLock(-1)
         self._take_out()
         _LEASES.add(self)
 
     @property
     def name(self) -> str:
-        """Under which this process has it."""
+        """Under which this process has it.
+
+        Raises:
+            OSError: a new one was needed and cannot be written.
+        """
         with self._lock:
-            if not self._held.is_held:
+            if not self._held.is_linked():  # in a forked child, and where somebody cleared the folder away
                 self._take_out()
             return self._name
 
     def _take_out(self) -> None:
+        self._held.close()
+        make_folder(self._folder)
         while True:
             self._name = secrets.token_hex(8)
             path = self._folder / f"{self._name}{_SUFFIX}"
@@ -104,7 +110,7 @@ class Lease:
         lines = [*(f"pin {name}" for name in self._pinned), *(f"keep {name}" for name in self._kept), _END]
         data = "\n".join(lines).encode()
         with contextlib.suppress(OSError):  # a full disk must not stop who reads what is there
-            if not self._held.is_held:
+            if not self._held.is_linked():
                 self._take_out()
             os.pwrite(self._held.descriptor, data, 0)
             self._held.cut_to(len(data))
@@ -130,7 +136,8 @@ def _take(counts: Counter[str], names: Iterable[str]) -> None:
 
 def _end(held: ProcessLock, path: Path) -> None:
     if held.is_held:  # a forked child has a copy of the object, not of the lease
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody may have taken the folder away
+            path.unlink(missing_ok=True)
         held.close()
 
 

@@ -95,14 +95,7 @@ def open_cached(objects: Objects, cache: CacheFolder) -> Dataset:
     storage = CachedStorage(objects, cache, manifest.digest)
     dataset = read_dataset(storage, manifest)
     largest = max((storage.shard_bytes(dataset.shard_files(row)) for row in _largest(dataset)), default=0)
-    limit = cache.limit_bytes()
-    if limit < largest:
-        raise ConfigError(
-            "TR-STORE-CACHE-SMALL",
-            f"a cache of {limit:,} bytes cannot hold one shard",
-            str(cache.root),
-            f"at least {largest:,} bytes; a few dozen shards of each source to read each only once an epoch",
-        )
+    cache.check_holds(largest)
     return dataset
 
 

@@ -51,8 +51,8 @@ class StoreOptions:
     Attributes:
         cache: folder for fetched files, shared by all processes of a machine, on a local disk; None: the user's own
             (``settings.cache_folder``).
-        cache_bytes: most bytes of shards to keep there; None: what the disk has, but for a twentieth of it; on a disk
-            that is fuller than that, half of what is left.
+        cache_bytes: most bytes of shards to keep there; None: all that the disk has but a twentieth of it, and never
+            less than half of what the cache and the free space together hold.
         timeout_s: longest wait without progress.
         transfer: ranges, retries, time-outs of requests.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,45 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import xxhash
+from support.cache_files import NAMES, SIZE, TOP, data_of, fetch_of, there, wanted
 
-from loader.errors import DamageError, JobError
-from loader.stream.cache_folder import CacheFolder, Fetch, Wanted
+from loader.errors import ConfigError, DamageError, JobError
+from loader.stream.cache_folder import CacheFolder
 from loader.stream.leases import Lease, read_needs
 from loader.stream.locks import NamedLocks
 from loader.stream.prefetch import Note, Prefetcher
 from loader.stream.waits import told
-
-_TOP = "0" * 32
-
-
-def data_of(name: str) -> bytes:
-    return name.encode() * 100
-
-
-def wanted(name: str, size: int | None = None) -> Wanted:
-    data = data_of(name)
-    digest = xxhash.xxh3_128_hexdigest(data)
-    return Wanted(f"{_TOP}/web/{name}", len(data) if size is None else size, digest, f"s3://bucket/{name}")
-
-
-def fetch_of(name: str, asked: list[str]) -> Fetch:
-    def fetch(target: Path, advance: Callable[[int], None]) -> str:
-        asked.append(name)
-        target.parent.mkdir(parents=True)
-        target.write_bytes(data_of(name))
-        advance(len(data_of(name)))
-        return xxhash.xxh3_128_hexdigest(data_of(name))
-
-    return fetch
-
-
-def there(root: Path) -> set[str]:
-    return {path.name for path in (root / _TOP).rglob("*.mds")}
-
-
-NAMES = [f"shard.{number:05d}.mds" for number in range(8)]
-SIZE = len(data_of(NAMES[0]))
 
 
 def test_the_oldest_go_first_those_of_the_next_steps_last_those_being_opened_never(tmp_path: Path) -> None:
@@ -61,7 +31,7 @@ def test_the_oldest_go_first_those_of_the_next_steps_last_those_being_opened_nev
 
     def ensure(number: int) -> None:
         cache.ensure(wanted(NAMES[number]), fetch_of(NAMES[number], asked))
-        os.utime(tmp_path / _TOP / "web" / NAMES[number], ns=(len(asked), len(asked)))
+        os.utime(tmp_path / TOP / "web" / NAMES[number], ns=(len(asked), len(asked)))
 
     for number in range(4):
         ensure(number)
@@ -137,20 +107,59 @@ def test_a_full_disk_is_named_and_later_it_goes_on(tmp_path: Path) -> None:
     assert cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked)).read_bytes() == data_of(NAMES[0])
 
 
-def test_a_cache_folder_taken_away_meanwhile_is_named(tmp_path: Path) -> None:
-    cache, asked = CacheFolder(tmp_path / "cache", None, 5.0), list[str]()
-    (tmp_path / "cache" / ".locks").rmdir()
-    with pytest.raises(JobError, match=r"TR-STORE-DISK[\s\S]*\.locks"):
+def test_a_cache_folder_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+    root, asked = tmp_path / "cache", list[str]()
+    cache = CacheFolder(root, None, 5.0)
+    shutil.rmtree(root)
+    root.touch()
+    with pytest.raises(JobError, match=r"TR-STORE-DISK[\s\S]*cache[\s\S]*TOKENREEL_CACHE"):
         cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked))
-    (tmp_path / "cache" / ".locks").mkdir()
+    root.unlink()
     assert cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked)).read_bytes() == data_of(NAMES[0])
+    assert asked == NAMES[:1]
+
+
+def test_a_cache_folder_cleared_during_a_run_is_made_again(tmp_path: Path) -> None:
+    """Whole, or in parts, between two fetches and in the middle of one."""
+    root, asked = tmp_path / "cache", list[str]()
+    cache = CacheFolder(root, 4 * SIZE, 5.0)
+    cache.lease.keep([wanted(NAMES[0]).name])
+
+    def cleared(target: Path, advance: Callable[[int], None]) -> str:
+        digest = fetch_of(NAMES[3], asked)(target, advance)
+        if asked.count(NAMES[3]) == 1:
+            shutil.rmtree(root)
+        return digest
+
+    cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked))
+    for number, gone in enumerate([root, root / ".leases", root / ".locks", root / TOP], start=1):
+        shutil.rmtree(gone)
+        fetch = cleared if number == 3 else fetch_of(NAMES[number], asked)
+        assert cache.ensure(wanted(NAMES[number]), fetch).read_bytes() == data_of(NAMES[number])
+    assert asked == [*NAMES[:4], NAMES[3], NAMES[4]]
+    with cache.lease.pin([wanted(NAMES[5]).name]):
+        needs = read_needs(root / ".leases")
+    assert needs.alive == {cache.lease.name}
+    assert (needs.pinned, needs.kept) == ({wanted(NAMES[5]).name}, {wanted(NAMES[0]).name})
+    assert not list(root.glob(".tmp-*"))
+
+
+def test_a_folder_of_ours_whose_mark_is_being_cleared_away_is_still_ours(tmp_path: Path) -> None:
+    """``rm -r`` may remove the mark long before the last file; a folder that never was ours stays refused."""
+    cache, asked = CacheFolder(tmp_path, None, 5.0), list[str]()
+    cache.ensure(wanted(NAMES[0]), fetch_of(NAMES[0], asked))
+    (tmp_path / TOP / ".fetched").unlink()
+    assert cache.ensure(wanted(NAMES[1]), fetch_of(NAMES[1], asked)).read_bytes() == data_of(NAMES[1])
+    (tmp_path / TOP / ".fetched").unlink()
+    with pytest.raises(ConfigError, match=r"TR-STORE-CACHE[\s\S]*TOKENREEL_CACHE"):
+        CacheFolder(tmp_path, None, 5.0).claim(TOP)
 
 
 def test_a_forked_child_fetches_under_names_of_its_own(tmp_path: Path) -> None:
     cache = CacheFolder(tmp_path, None, 5.0)
-    with stopped_child(lambda: (tmp_path / "said").write_text(str(cache._temporary()))):
-        assert (tmp_path / "said").read_text() != str(cache._temporary())
-        cache._temporary().mkdir()
+    with stopped_child(lambda: (tmp_path / "said").write_text(str(cache._temporary(1)))):
+        assert (tmp_path / "said").read_text() != str(cache._temporary(1))
+        cache._temporary(1).mkdir()
         CacheFolder(tmp_path, None, 5.0)  # clears away what dead processes left
         assert len(list(tmp_path.glob(".tmp-*"))) == 1
 
@@ -250,6 +259,56 @@ def test_who_waits_for_a_lock_waits_while_its_holder_gets_on(tmp_path: Path) -> 
     thread.join()
     assert any("fetching it" in line and "3 bytes" in line for line in heard)
     assert not list(tmp_path.iterdir())
+
+
+def test_who_waits_for_a_lock_waits_while_it_goes_from_one_to_the_next(tmp_path: Path) -> None:
+    """Ten that need it for a fifth of a second each: no one of them is stuck, so none may give up after one second."""
+    locks, served, failed = NamedLocks(tmp_path, 1.0), list[int](), list[BaseException]()
+
+    def use(number: int) -> None:
+        try:
+            with locks.hold("name"):
+                time.sleep(0.2)
+                served.append(number)
+        except JobError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert sorted(served) == list(range(10))
+
+
+def test_whoever_holds_a_lock_that_another_lock_is_waited_for_in_gets_on_with_that_one(tmp_path: Path) -> None:
+    locks, free, seen = NamedLocks(tmp_path, 0.4), threading.Event(), list[int]()
+
+    def hold() -> None:
+        with locks.hold("inner") as progress:
+            free.set()
+            for come in range(1, 9):
+                time.sleep(0.1)
+                progress.cut_to(come)
+
+    def outer() -> None:
+        with locks.hold("outer") as own:
+            held.set()
+            with locks.hold("inner", getting_on=lambda: own.cut_to(0)):
+                seen.append(1)
+
+    held = threading.Event()
+    threads = [threading.Thread(target=hold), threading.Thread(target=outer)]
+    threads[0].start()
+    free.wait()
+    threads[1].start()
+    held.wait()
+    with locks.hold("outer"):
+        seen.append(2)
+    for thread in threads:
+        thread.join()
+    assert seen == [1, 2]
 
 
 def test_a_lock_file_left_by_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
