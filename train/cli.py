@@ -62,16 +62,17 @@ def train(options: CommonOptions, config: str) -> int:
 
 def _show_plan(output: Output, loaded: Any) -> int:
     from .job import open_job_sources, resolve_job
+    from .plan.tokens import batches_reached
 
     job = resolve_job(loaded)
     sources = open_job_sources(job)
-    batch = job.config.data.batch[0].global_batch
+    least, most = (batch * sources.seq_len for batch in batches_reached(job.config))
     tokens = {name: sources.info(name).num_tokens for name in sources.names}
     facts = {
         "run": str(job.paths.root),
         "digest": loaded.digest,
         "steps": job.config.steps,
-        "tokens_per_step": batch * sources.seq_len,
+        "tokens_per_step": most if least == most else [least, most],
         "source_tokens": tokens,
         "datasets": list(sources.digests),
     }

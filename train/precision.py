@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from loader.errors import ConfigError
 
+from .parallel.refusals import float8_refusals, refuse
 from .parallel.shards import local
 
 __all__ = ["PRECISIONS", "Precision", "use_float8"]
@@ -95,12 +96,6 @@ def use_float8(blocks: nn.Module, device: torch.device) -> None:
     product = _float8_product(device)
     for name, module in blocks.named_modules():
         if hasattr(module, "product"):
-            sizes = tuple(local(module.weight).shape)
-            if any(size % 16 for size in sizes):
-                raise ConfigError(
-                    "TR-PRECISION-SIZES",
-                    f"{name} is {sizes[0]} x {sizes[1]} here",
-                    "precision",
-                    "multiples of 16 under fp8",
-                )
+            rows, columns = local(module.weight).shape
+            refuse(float8_refusals({name: (rows, columns)}))
             module.product = product

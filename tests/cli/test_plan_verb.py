@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from support.builds import Built, built
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
-from support.training import write_job
+from support.training import train, write_job
 
 from loader.cli import main
 from loader.settings import child_environment
@@ -137,7 +138,7 @@ def test_compute_optimal_tokens_and_the_fields_advice(seven: Path, capsys: pytes
         (("--gpus", 512), []),
         (("--gpus", 1), ["does-not-fit"]),
         (("--gpus", 10, "--set", "parallel.tensor=4"), ["world-not-a-product"]),
-        (("--gpus", 512, "--set", "parallel.tensor=3", "--set", "parallel.vocabulary=false"), ["heads"]),
+        (("--gpus", 513, "--set", "parallel.tensor=3", "--set", "parallel.vocabulary=false"), ["heads"]),
         (("--gpus", 2048), ["batch-below-data-ranks"]),
         (("--gpus", 512, "--set", "parallel.pipeline=64"), ["fewer-layers-than-stages"]),
         (("--gpus", 1024, "--set", "parallel.pipeline=2", "--set", "micro_batch=2"), ["fewer-micro-batches"]),
@@ -307,3 +308,108 @@ def test_no_torch_is_imported(made: MadeDataset, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "memory of a card" in done.stdout
+
+
+@pytest.mark.parametrize(("steps", "every", "keep"), [(3, 4, 3), (5, 2, 1), (4, 2, 3), (1, 1, 1)])
+def test_the_checkpoints_are_those_of_the_run(
+    steps: int, every: int, keep: int, made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before the first step counts."""
+    path = write_job(
+        tmp_path, made.path, steps=steps, checkpoint={"every_steps": every, "keep_last": keep, "keep_daily": 0}
+    )
+    found = planned(capsys, path)["checkpoints"]
+    train(path)
+    folders = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert json.loads((folders[-1] / "COMMIT.json").read_text())["number"] + 1 == found["count"]
+    kept = min(found["count"], keep + 1)
+    assert kept >= len(folders)
+    assert found["disk_bytes"] == kept * found["size_bytes"]
+
+
+def batches(*sizes: int) -> tuple[str, str]:
+    stages = ", ".join(f"{{start: {4 * number}, global_batch: {size}}}" for number, size in enumerate(sizes))
+    return "--set", f"data.batch=[{stages}]"
+
+
+def fatal(plan: dict[str, Any]) -> list[str]:
+    return [warning["name"] for warning in plan["warnings"] if warning["fatal"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words", "wanted"),
+    [
+        ((1,), {"pipeline": 2, "schedule": "gpipe"}, []),
+        ((2,), {"pipeline": 2, "schedule": "interleaved"}, []),
+        ((1,), {}, []),
+        ((5,), {"pipeline": 2, "schedule": "interleaved"}, ["micro-batches-not-in-rounds"]),
+        ((1, 8), {"pipeline": 2}, ["fewer-micro-batches-than-stages"]),
+        ((8, 3, 8), {"pipeline": 2, "micro": 2}, ["micro-batches-unequal"]),
+        ((4,), {"pipeline": 2, "schedule": "zbv", "tied": True}, ["tied-ends-on-one-rank"]),
+        ((4,), {"pipeline": 2, "schedule": "zero_bubble", "recompute": "selective"}, ["backward-in-two"]),
+        ((4,), {"pipeline": 2, "schedule": "zero_bubble", "compile": True}, ["backward-in-two"]),
+    ],
+)
+def test_what_trains_is_possible_and_what_does_not_is_not(
+    sizes: tuple[int, ...], words: dict[str, Any], wanted: list[str],
+    made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Every stage of the batch is looked at, by the rules that training refuses by (``test_plan_refusals.py``)."""
+    path = write_job(
+        tmp_path, made.path, micro_batch=words.get("micro", 1),
+        parallel={key: words[key] for key in ("pipeline", "schedule") if key in words},
+        model={"dim": 16, "layers": 4, "heads": 2, "ffn": 24, "tied": words.get("tied", False)},
+        run={key: words[key] for key in ("recompute", "compile") if key in words},
+    )  # fmt: skip
+    assert fatal(planned(capsys, path, "--gpus", 2, *batches(*sizes))) == wanted
+
+
+def test_fp8_looks_at_the_matrices(made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_job(tmp_path, made.path, precision="fp8")
+    assert fatal(planned(capsys, path)) == ["float8-sides"]
+    assert fatal(planned(capsys, path, "--gpu", "h100", "--set", "model.dim=32", "--set", "model.ffn=48")) == []
+
+
+def test_the_attention_is_what_a_card_would_choose(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def chosen(*words: object) -> str:
+        return str(planned(capsys, seven, *words)["attention"])
+
+    assert chosen("--gpu", "h100") == "torch_varlen"
+    assert chosen("--gpu", "h100", "--set", "precision=fp32") == "flex"
+    assert chosen("--gpu", "v100", "--set", "precision=fp16") == "flex"
+    assert chosen("--gpu", "h100", "--set", "model.head_dim=12") == "sdpa_mask"
+    assert chosen("--gpu", "h100", "--set", "precision=fp32", "--set", "model.attention=sdpa_loop") == "sdpa_loop"
+
+
+def test_the_heads_that_kernels_take_are_the_kernels_own() -> None:
+    from train.attention import flex, varlen
+    from train.plan import request
+
+    assert request._FLEX_HEADS == flex._MIN_HEAD_DIM
+    assert request._FLASH_HEADS == (8, varlen._MAX_HEAD_DIM)
+    for heads in (8, 12, 64, 264):
+        missing = varlen.cuda_missing(torch.device("cpu"), torch.bfloat16, heads)[1:]
+        assert bool(missing) == (heads % 8 > 0 or heads > request._FLASH_HEADS[1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "wanted"),
+    [
+        ((4,), 9, [4, 4]),
+        ((2, 4), 9, [2, 4]),
+        ((2, 4), 2, [2, 2]),
+        ((4, 2), 9, [2, 4]),
+        ((12, 2, 7, 4), 9, [4, 12]),  # the first step reads all of the two stages between
+    ],
+)
+def test_tokens_a_step_are_a_range_where_batches_differ(
+    sizes: tuple[int, ...], steps: int, wanted: list[int],
+    made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path, words = write_job(tmp_path, made.path, steps=steps), batches(*sizes)
+    tokens = [32 * size for size in wanted]
+    assert planned(capsys, path, *words)["tokens"]["per_step_range"] == tokens
+    _, out, _ = run(capsys, "plan", path, *words)
+    assert f" steps of {tokens[0]}{'' if tokens[0] == tokens[1] else f' to {tokens[1]}'} (" in out
+    _, out, _ = run(capsys, "train", path, "--plan", "--json", *words)
+    assert json.loads(out)["tokens_per_step"] == (tokens[0] if tokens[0] == tokens[1] else tokens)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from train.attention import ATTENTION, LayoutOptions
 from train.parallel.context import CONTEXT_METHODS, context_attention, context_tokens
+from train.parallel.refusals import CONTEXT_CUTS
 
 __all__ = ["ROWS", "B", "C", "Case", "H", "T", "cases", "replaced_segment", "weights"]
 
@@ -54,7 +55,7 @@ def cases(size: int) -> list[Case]:
     """Every method over every row; heads that one, that few and that each have keys of their own."""
     found = []
     for method in CONTEXT_METHODS:
-        fewest = size if CONTEXT_METHODS[method].splits_heads else 1
+        fewest = size if CONTEXT_CUTS[method].splits_heads else 1
         for row in ROWS:
             for dtype in (torch.float32, torch.bfloat16):
                 found += [Case(method, row, dtype, kv_heads, seed) for seed, kv_heads in enumerate((H, 4, fewest, 4))]

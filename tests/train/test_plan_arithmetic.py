@@ -20,6 +20,8 @@ from train.model import Decoder
 from train.model_shape import ModelShape
 from train.optim import Optimizer
 from train.optim_config import OptimizerConfig
+from train.parallel.config import ParallelConfig
+from train.parallel.refusals import MeshRequest
 from train.plan.advice import FIELD, field_row, optimal_tokens, remarks
 from train.plan.checkpoints import Checkpoints, checkpoint_bytes, num_tensors
 from train.plan.cluster import find_cluster
@@ -27,6 +29,7 @@ from train.plan.flops import recomputed_fraction
 from train.plan.impossible import memory_warnings, mesh_of_world, mesh_warnings
 from train.plan.memory import rank_memory
 from train.plan.parameters import count_parameters
+from train.plan.request import mesh_sizes
 from train.plan.schedule import MTBF_CARD_HOURS, Failures, card_hours, cluster_factor, young_interval_s
 from train.plan.sizes import MeshSizes, StepSizes
 from train.plan.traffic import step_traffic
@@ -103,7 +106,7 @@ def test_palm_540b_and_its_mfu() -> None:
     flops = token_flops(PALM_540B)
     assert count_parameters(PALM_540B).total == pytest.approx(540.35e9, rel=0.001)
     assert flops.matrices * 780e9 == pytest.approx(2.5272e24, rel=0.002)
-    assert flops.total_full_attention * 238_300 / (6144 * 275e12) == pytest.approx(0.462, abs=0.001)
+    assert (flops.matrices + 2 * flops.attention) * 238_300 / (6144 * 275e12) == pytest.approx(0.462, abs=0.001)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
@@ -147,8 +150,8 @@ def test_a_checkpoint_weighs_what_a_state_holds() -> None:
 
 def test_what_a_run_writes() -> None:
     plan = Checkpoints(size_bytes=10, every_steps=100, steps=1050, retained=3)
-    assert (plan.count, plan.kept, plan.disk_bytes, plan.written_bytes) == (11, 4, 40, 110)
-    assert Checkpoints(10, 100, 50, 3).kept == 1
+    assert (plan.count, plan.kept, plan.disk_bytes, plan.written_bytes) == (12, 4, 40, 120)
+    assert Checkpoints(10, 100, 50, 3).kept == 2, "before the first step and behind the last"
 
 
 def test_the_cluster_factor_by_hand() -> None:
@@ -215,32 +218,40 @@ def test_traffic_by_hand() -> None:
     assert zigzag.context == 32 * 2 * 1024 * 2 * 4096 * 2
 
 
-GOOD = MeshSizes(data=2, tensor=4, pipeline=2)
+GOOD = ParallelConfig(tensor=4, pipeline=2)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "step", "names"),
+    ("parallel", "data", "batches", "names"),
     [
-        (GOOD, StepSizes(16, 1), []),
-        (replace(GOOD, tensor=3), StepSizes(16, 1), ["heads", "kv-heads", "ffn", "vocabulary"]),
-        (replace(GOOD, pipeline=64), StepSizes(2048, 1), ["fewer-layers-than-stages"]),
-        (replace(GOOD, data=32), StepSizes(16, 1), ["batch-below-data-ranks"]),
-        (replace(GOOD, pipeline=8), StepSizes(8, 1), ["fewer-micro-batches-than-stages", "pipeline-bubble"]),
-        (replace(GOOD, pipeline=1, context=3), StepSizes(16, 1), ["context"]),
-        (replace(GOOD, pipeline=1, context=64, context_method="ulysses"), StepSizes(16, 1), ["heads", "kv-heads"]),
-        (replace(GOOD, sharing="hsdp", replicas=3), StepSizes(16, 1), ["replicas"]),
-        (GOOD, StepSizes(17, 1), ["batch"]),
+        (GOOD, 2, (16,), []),
+        (replace(GOOD, tensor=3), 2, (16,), ["heads", "kv-heads", "ffn", "vocabulary"]),
+        (replace(GOOD, pipeline=64), 1, (2048,), ["fewer-layers-than-stages"]),
+        (replace(GOOD, pipeline=1), 32, (64, 16), ["batch-below-data-ranks"]),
+        (GOOD, 32, (16,), ["batch", "pipeline-bubble"]),
+        (replace(GOOD, pipeline=8), 2, (8,), ["fewer-micro-batches-than-stages", "pipeline-bubble"]),
+        (replace(GOOD, schedule="gpipe"), 2, (2,), ["pipeline-bubble"]),
+        (GOOD, 2, (4, 64), ["pipeline-bubble"]),
+        (replace(GOOD, pipeline=1, context=3), 2, (16,), ["context"]),
+        (replace(GOOD, pipeline=1, context=64, context_method="ulysses"), 2, (16,), ["heads", "kv-heads"]),
+        (replace(GOOD, data="hsdp", replicas=3), 2, (16,), ["replicas"]),
+        (GOOD, 2, (17,), ["batch"]),
     ],
 )
-def test_impossible_meshes_are_named(mesh: MeshSizes, step: StepSizes, names: list[str]) -> None:
-    found = [finding.name for finding in mesh_warnings(LLAMA_7B, mesh, step)]
+def test_impossible_meshes_are_named(
+    parallel: ParallelConfig, data: int, batches: tuple[int, ...], names: list[str]
+) -> None:
+    mesh = mesh_sizes(parallel)
+    asked = MeshRequest(LLAMA_7B, parallel, data * mesh.others, batches, 1)
+    found = [finding.name for finding in mesh_warnings(asked, mesh_of_world(mesh, data * mesh.others))]
     assert found == [name if "-" in name and name != "kv-heads" else f"{name}-not-divisible" for name in names]
 
 
 def test_a_world_that_is_no_product_and_a_card_that_is_too_small() -> None:
-    mesh, found = mesh_of_world(GOOD, 24)
-    assert (mesh.data, mesh.world, found) == (3, 24, [])
-    assert mesh_of_world(GOOD, 20)[1][0].name == "world-not-a-product"
+    mesh = mesh_of_world(mesh_sizes(GOOD), 24)
+    assert (mesh.data, mesh.world) == (3, 24)
+    asked = MeshRequest(LLAMA_7B, GOOD, 20, (16,), 1)
+    assert [one.name for one in mesh_warnings(asked, mesh_of_world(mesh, 20))] == ["world-not-a-product"]
     ranks = rank_memory(LLAMA2_70B, MeshSizes(), StepSizes(1, 1))
     assert memory_warnings(ranks, 80 * 10**9, "h100")[0].name == "does-not-fit"
     spread = rank_memory(LLAMA2_70B, MeshSizes(64), StepSizes(64, 1, recompute="full"))

@@ -70,11 +70,6 @@ class TokenFlops:
         """Both."""
         return self.matrices + self.attention
 
-    @property
-    def total_full_attention(self) -> float:
-        """Without halving the attention: what some publish, and what MFU figures of others may mean."""
-        return self.matrices + 2 * self.attention
-
 
 def token_flops(sizes: Sizes, *, blocks: int | None = None, head: bool = True) -> TokenFlops:
     """Training FLOPs of one token.

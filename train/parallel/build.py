@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from loader.errors import ConfigError
-
 from ..inputs import InputOptions
 from ..model import Decoder, ModelShape, Part
 from ..precision import Precision, use_float8
@@ -25,9 +23,10 @@ from ..recompute import RECOMPUTE
 from .config import ParallelConfig
 from .data import share_state
 from .mesh import Mesh
-from .pipeline import SCHEDULES, StageDecoder, parts_of_rank
+from .pipeline import StageDecoder, parts_of_rank
+from .refusals import refuse, stage_refusals, tensor_refusals
 from .shards import local, num_parts
-from .tensor import Spread, check_tensor_sizes, cut_model
+from .tensor import Spread, cut_model
 
 if TYPE_CHECKING:
     from ..world import World
@@ -65,31 +64,6 @@ def prepare_blocks(part: Decoder, building: Building) -> None:
             block.compile()
 
 
-def _check(shape: ModelShape, building: Building, mesh: Mesh) -> None:
-    parallel, ranks = building.parallel, mesh.shape.tensor
-    sizes = {"model.heads": shape.heads, "model.kv_heads": shape.kv_heads, "model.ffn": shape.ffn}
-    if parallel.sequence:
-        sizes["tokens of a sample on a context rank (parallel.sequence)"] = shape.seq_len // mesh.shape.context
-    check_tensor_sizes(sizes, ranks)
-    if parallel.vocabulary and shape.vocab_size < ranks:
-        check_tensor_sizes({"vocabulary": shape.vocab_size}, ranks)
-    if mesh.shape.pipeline == 1:
-        return
-    schedule = SCHEDULES[parallel.schedule]
-    if schedule.splits_backward and (building.compile or building.recompute == "selective"):
-        key, expected = ("run.compile", "false") if building.compile else ("run.recompute", "none or full")
-        others = ", ".join(name for name, row in SCHEDULES.items() if not row.splits_backward)
-        raise ConfigError(
-            "TR-PARALLEL-RECOMPUTE", f"schedule {parallel.schedule} goes backward through a block twice",
-            key, f"{expected}, or parallel.schedule: {others}",
-        )  # fmt: skip
-    if shape.tied and schedule.folded:
-        raise ConfigError(
-            "TR-PARALLEL-TIED", f"schedule {parallel.schedule} puts both ends of a tied model on one rank",
-            "model.tied", "untied embeddings, or another schedule",
-        )  # fmt: skip
-
-
 def build_parts(shape: ModelShape, building: Building, mesh: Mesh) -> list[Decoder]:
     """This rank's parts of a model, on its device, with the values of step 0.
 
@@ -97,7 +71,8 @@ def build_parts(shape: ModelShape, building: Building, mesh: Mesh) -> list[Decod
         ConfigError: sizes that the mesh cannot cut.
     """
     parallel, inputs = building.parallel, building.inputs
-    _check(shape, building, mesh)
+    refuse(tensor_refusals(shape, parallel))
+    refuse(stage_refusals(shape, parallel, building.recompute, compile=building.compile))
     staged = mesh.shape.pipeline > 1
     whole = [Part(range(shape.layers))]
     pieces = parts_of_rank(parallel, shape.layers, mesh.place.pipeline) if staged else whole

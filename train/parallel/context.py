@@ -20,9 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loader.errors import ConfigError
-
 from ..attention import AttentionBackend, LayoutOptions
+from .refusals import context_refusals, refuse
 
 __all__ = ["CONTEXT_METHODS", "ContextMethod", "check_context_sizes", "context_attention", "context_tokens"]
 
@@ -36,16 +35,12 @@ class ContextMethod:
     """One row of the table.
 
     Attributes:
-        chunks: into how many equal pieces the tokens are cut, times ranks.
         ranges: ``(seq_len, rank, ranks) -> token ranges`` that a rank holds, in its order.
         wrap: ``(backend, ranges, group) -> backend`` over this rank's tokens.
-        splits_heads: the heads are cut too.
     """
 
-    chunks: int
     ranges: Callable[[int, int, int], _Ranges]
     wrap: Callable[[AttentionBackend, _Ranges, _Group], AttentionBackend]
-    splits_heads: bool = False
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -137,7 +132,7 @@ def _ulysses(backend: AttentionBackend, ranges: _Ranges, group: _Group) -> Atten
 
     def attend(q_BHtC: Tensor, k_BKtC: Tensor, v_BKtC: Tensor, layout: Any, scale: float | None = None) -> Tensor:
         heads, kv_heads = q_BHtC.shape[1], k_BKtC.shape[1]
-        _check({"heads": heads, "kv_heads": kv_heads}, ranks, "ulysses")
+        check_context_sizes("ulysses", {"heads": heads, "kv_heads": kv_heads}, ranks)
         by_rank = torch.cat([torch.stack(x.chunk(ranks, dim=1)) for x in (q_BHtC, k_BKtC, v_BKtC)], dim=2)
         tokens = cast(Tensor, _Exchange.apply(by_rank, group))  # (R, B, h, t, C)
         whole = tokens.movedim(0, 2).flatten(2, 3)  # (B, h, T, C)
@@ -150,19 +145,10 @@ def _ulysses(backend: AttentionBackend, ranges: _Ranges, group: _Group) -> Atten
 
 
 CONTEXT_METHODS: dict[str, ContextMethod] = {
-    "zigzag": ContextMethod(2, _zigzag_ranges, _zigzag),
-    "ulysses": ContextMethod(1, _ulysses_ranges, _ulysses, splits_heads=True),
+    "zigzag": ContextMethod(_zigzag_ranges, _zigzag),
+    "ulysses": ContextMethod(_ulysses_ranges, _ulysses),
 }
 """Every method. An entry needs its rows in tests/distributed/test_context_attention.py."""
-
-
-def _check(sizes: dict[str, int], divisor: int, method: str) -> None:
-    uneven = [f"{key} = {size}" for key, size in sizes.items() if size % divisor]
-    if uneven:
-        raise ConfigError(
-            "TR-PARALLEL-CONTEXT", f"{method} cannot cut evenly: {', '.join(uneven)}", "parallel.context",
-            f"multiples of {divisor}",
-        )  # fmt: skip
 
 
 def check_context_sizes(method: str, sizes: dict[str, int], size: int) -> None:
@@ -176,10 +162,7 @@ def check_context_sizes(method: str, sizes: dict[str, int], size: int) -> None:
     Raises:
         ConfigError: the sizes are named.
     """
-    row = CONTEXT_METHODS[method]
-    _check({key: value for key, value in sizes.items() if key == "seq_len"}, row.chunks * size, method)
-    if row.splits_heads:
-        _check({key: value for key, value in sizes.items() if key != "seq_len"}, size, method)
+    refuse(context_refusals(method, sizes, size))
 
 
 def context_tokens(method: str, seq_len: int, rank: int, size: int) -> NDArray[np.int64]:

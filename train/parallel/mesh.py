@@ -12,9 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from loader.errors import ConfigError
-
 from .config import ParallelConfig
+from .refusals import refuse, world_refusals
 
 __all__ = ["Mesh", "MeshShape", "Place", "make_mesh", "mesh_shape"]
 
@@ -59,23 +58,11 @@ def mesh_shape(config: ParallelConfig, num_processes: int) -> MeshShape:
     """The mesh of ``num_processes``; the data dimension is what tensor, pipeline and context leave.
 
     Raises:
-        ConfigError: the number of processes is no product of the dimensions.
+        ConfigError: the number of processes is no product of the dimensions, or they form no replicas.
     """
+    refuse(world_refusals(config, num_processes))
     others = config.tensor * config.pipeline * config.context
-    dims = f"tensor {config.tensor} x pipeline {config.pipeline} x context {config.context}"
-    if num_processes % others:
-        raise ConfigError(
-            "TR-PARALLEL-MESH", f"{num_processes} processes are no multiple of {dims} = {others}", "parallel",
-            "processes = data x tensor x pipeline x context",
-            "run.processes (or torchrun --nproc-per-node) to match, or another mesh",
-        )  # fmt: skip
-    shape = MeshShape(config.pipeline, num_processes // others, config.context, config.tensor)
-    if shape.data * shape.context % config.replicas:
-        raise ConfigError(
-            "TR-PARALLEL-MESH", f"{shape.data * shape.context} ranks cannot form {config.replicas} replicas",
-            "parallel.replicas", "a divisor of data x context ranks",
-        )  # fmt: skip
-    return shape
+    return MeshShape(config.pipeline, num_processes // others, config.context, config.tensor)
 
 
 @dataclass(frozen=True)
@@ -92,11 +79,6 @@ class Mesh:
     place: Place = field(default_factory=Place)
     state: DeviceMesh | None = None
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this process holds the end of the pipeline."""
-        return self.place.pipeline == self.shape.pipeline - 1
 
     def group(self, dimension: str) -> dist.ProcessGroup | None:
         """The group along a dimension ("pipeline", "data", "context", "tensor"), or None where it has one process."""

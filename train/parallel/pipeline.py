@@ -16,14 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from loader.errors import ConfigError
 
@@ -31,73 +24,10 @@ from ..inputs import ModelInputs, micro_batches
 from ..model import Decoder, Part
 from .config import ParallelConfig
 from .mesh import Mesh
+from .refusals import batch_refusals, refuse
+from .stages import SCHEDULES, split_blocks, stages_of_rank
 
-__all__ = [
-    "SCHEDULES",
-    "Pipeline",
-    "PipelineSchedule",
-    "StageDecoder",
-    "parts_of_rank",
-    "split_blocks",
-    "stages_of_rank",
-]
-
-
-@dataclass(frozen=True)
-class PipelineSchedule:
-    """One row of the table.
-
-    Attributes:
-        build: torch's class. many: several stages a rank. folded: the second half of the stages runs back over the
-            ranks, so that the first rank holds both ends.
-        splits_backward: gradients of activations and of weights are two passes over a block, so that ``recompute:
-            full`` runs it twice more; ``selective``, which hands out what it kept once, and compiled blocks, whose
-            backward pass is one piece, cannot run.
-    """
-
-    build: Any
-    many: bool = False
-    folded: bool = False
-    splits_backward: bool = False
-
-
-SCHEDULES: dict[str, PipelineSchedule] = {
-    "gpipe": PipelineSchedule(ScheduleGPipe),
-    "1f1b": PipelineSchedule(Schedule1F1B),
-    "interleaved": PipelineSchedule(ScheduleInterleaved1F1B, many=True),
-    "zero_bubble": PipelineSchedule(ScheduleInterleavedZeroBubble, many=True, splits_backward=True),
-    "zbv": PipelineSchedule(ScheduleZBVZeroBubble, many=True, folded=True, splits_backward=True),
-}
-"""``parallel.schedule`` -> how."""
-
-
-def split_blocks(layers: int, stages: int) -> list[range]:
-    """Blocks of each stage: as even as can be, the first and last ones lighter where it does not divide, as they hold
-    embedding and head too.
-
-    Raises:
-        ConfigError: fewer blocks than stages.
-    """
-    if layers < stages:
-        raise ConfigError(
-            "TR-PARALLEL-PIPELINE", f"{layers} blocks for {stages} stages", "parallel.pipeline",
-            f"at most {layers} stages (pipeline x stages_per_rank)",
-        )  # fmt: skip
-    least, extra = divmod(layers, stages)
-    first_long = (stages - extra) // 2
-    sizes = [least + (first_long <= stage < first_long + extra) for stage in range(stages)]
-    starts = [sum(sizes[:stage]) for stage in range(stages)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-
-
-def stages_of_rank(config: ParallelConfig, rank: int) -> tuple[list[int], int]:
-    """The stage numbers that a pipeline rank holds, and the number of stages in all."""
-    row, ranks = SCHEDULES[config.schedule], config.pipeline
-    per_rank = 2 if row.folded else config.stages_per_rank if row.many else 1
-    count = ranks * per_rank
-    if row.folded:
-        return [rank, count - 1 - rank], count
-    return [rank + turn * ranks for turn in range(per_rank)], count
+__all__ = ["SCHEDULES", "Pipeline", "StageDecoder", "parts_of_rank", "stages_of_rank"]
 
 
 def parts_of_rank(config: ParallelConfig, layers: int, rank: int) -> list[Part]:
@@ -165,23 +95,13 @@ class Pipeline:
             global_batches: samples of a step, all ranks together. micro_batch: of the configuration.
 
         Raises:
-            ConfigError: data ranks or micro-batches of unequal size; too few micro-batches for the schedule.
+            ConfigError: data ranks or micro-batches of unequal size; a number of them that the schedule does not run.
         """
-        for batch in sorted(set(global_batches)):
-            samples, rest = divmod(batch, self._data_ranks)
-            if rest:
-                raise ConfigError(
-                    "TR-PARALLEL-BATCH", f"{batch} samples on {self._data_ranks} data ranks", "data.batch",
-                    "with a pipeline: a multiple of the data ranks",
-                )  # fmt: skip
-            slices = micro_batches(samples, micro_batch)
-            rows = {some.stop - some.start for some in slices}
-            if len(rows) > 1:
-                raise ConfigError(
-                    "TR-PARALLEL-BATCH", f"{samples} samples a data rank in micro-batches of {micro_batch}",
-                    "micro_batch", f"with a pipeline: a divisor of {samples}",
-                )  # fmt: skip
-            self._schedule(len(slices), _Sizes(rows.pop(), self._tokens))
+        batches = sorted(set(global_batches))
+        refuse(batch_refusals(self.config, self._data_ranks, batches, micro_batch))
+        for batch in batches:
+            slices = micro_batches(batch // self._data_ranks, micro_batch)
+            self._schedule(len(slices), _Sizes(slices[0].stop, self._tokens))
 
     def _schedule(self, count: int, sizes: _Sizes) -> Any:
         key = (count, sizes)
@@ -189,13 +109,13 @@ class Pipeline:
             row = SCHEDULES[self.config.schedule]
             stages = [self._stage(part, number, sizes) for part, number in zip(self.parts, self._stages, strict=True)]
             try:
-                self._built[key] = row.build(
+                self._built[key] = getattr(schedules, row.torch_class)(
                     stages if row.many else stages[0], count, loss_fn=lambda out, target: out, scale_grads=False
                 )
-            except ValueError as error:
+            except ValueError as error:  # another torch with other rules than ours
                 raise ConfigError(
                     "TR-PARALLEL-PIPELINE", f"{count} micro-batches of {sizes.rows} samples: {error}",
-                    "micro_batch", f"smaller ones, at least as many as the {self._count} stages",
+                    "parallel.schedule", "gpipe, which runs any number",
                 ) from error  # fmt: skip
         return self._built[key]
 
@@ -220,7 +140,7 @@ class Pipeline:
             nll_BT of every micro-batch on the rank with the head, nothing elsewhere.
 
         Raises:
-            ConfigError: too few micro-batches for the schedule.
+            ConfigError: a number of micro-batches that the schedule does not run.
         """
         shape = micro_batches[0].tokens_BT.shape
         schedule = self._schedule(len(micro_batches), _Sizes(*shape))

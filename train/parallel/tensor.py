@@ -23,11 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import embedding, pad
 
-from loader.errors import ConfigError
-
 from .shards import local
 
-__all__ = ["ALONE", "Spread", "check_tensor_sizes", "cut_model", "sum_partial_gradients"]
+__all__ = ["ALONE", "Spread", "cut_model", "sum_partial_gradients"]
 
 _COLUMNS = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.up")
 _ROWS = ("attention.out", "ffn.down")
@@ -142,21 +140,6 @@ class Spread:
 
 ALONE = Spread()
 """Everything on this rank."""
-
-
-def check_tensor_sizes(sizes: dict[str, int], ranks: int) -> None:
-    """Refuse what does not cut evenly.
-
-    Args:
-        sizes: configuration key -> number that must be a multiple of ``ranks``.
-
-    Raises:
-        ConfigError: the keys are named.
-    """
-    uneven = [f"{key} = {size}" for key, size in sizes.items() if size % ranks]
-    if uneven:
-        expected = f"multiples of parallel.tensor = {ranks}"
-        raise ConfigError("TR-PARALLEL-TENSOR", f"cannot be cut evenly: {', '.join(uneven)}", "parallel", expected)
 
 
 def _cut(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:

@@ -39,8 +39,8 @@ class Checkpoints:
 
     @property
     def count(self) -> int:
-        """Saved over the run."""
-        return -(-self.steps // self.every_steps)
+        """Saved over the run: before the first step, every so many, and behind the last."""
+        return 1 + -(-self.steps // self.every_steps)
 
     @property
     def kept(self) -> int:

@@ -17,8 +17,9 @@ from ..hardware import ACCELERATORS, Accelerator, Arithmetic, find_accelerator
 
 __all__ = ["CPU", "RENT_USD", "Cluster", "find_cluster"]
 
-CPU = Accelerator((), {"fp32": 79e9, "bf16": 79e9}, 16_000_000_000, 20e9, 5e9)
-"""One core with AVX-512: 79 GFLOP/s in float32 measured on this model; the rest is an order of magnitude."""
+CPU = Accelerator((), dict.fromkeys(get_args(Arithmetic), 79e9), 16_000_000_000, 20e9, 5e9)
+"""One core with AVX-512: 79 GFLOP/s in float32 measured on this model; the rest is an order of magnitude. It trains in
+every arithmetic, in those of fewer bits at float32's pace at best."""
 RENT_USD = {"a100-80gb": 1.5, "h100": 2.5, "h200": 3.0, "b200": 4.5}
 """Assumed USD a card-hour."""
 _CARDS = 8

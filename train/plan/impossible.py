@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..model_shape import ModelShape
+from ..parallel.refusals import MeshRequest, mesh_refusals
 from .memory import RankMemory
-from .pipeline import bubble_fraction, chunks_of
-from .sizes import MeshSizes, StepSizes
+from .pipeline import bubble_fraction
+from .sizes import MeshSizes
 
 __all__ = ["Finding", "memory_warnings", "mesh_of_world", "mesh_warnings"]
 
@@ -23,59 +23,34 @@ class Finding:
     fatal: bool = True
 
 
-def mesh_of_world(mesh: MeshSizes, world: int) -> tuple[MeshSizes, list[Finding]]:
+def mesh_of_world(mesh: MeshSizes, world: int) -> MeshSizes:
     """The mesh with the data ranks that ``world`` processes leave; one data rank where they leave none."""
-    if world % mesh.others:
-        product = f"context {mesh.context} x tensor {mesh.tensor} x pipeline {mesh.pipeline} = {mesh.others}"
-        message = f"{world} processes are no multiple of {product}"
-        return replace(mesh, data=max(1, world // mesh.others)), [Finding("world-not-a-product", message)]
-    return replace(mesh, data=world // mesh.others), []
+    return replace(mesh, data=max(1, world // mesh.others))
 
 
-def _divides(name: str, what: str, size: int, ranks: int, fatal: bool = True) -> list[Finding]:
-    if size % ranks == 0:
-        return []
-    return [Finding(name, f"{what} {size} is no multiple of {ranks}", fatal)]
-
-
-def mesh_warnings(model: ModelShape, mesh: MeshSizes, step: StepSizes) -> list[Finding]:
-    """What does not divide or is too few, all at once."""
-    found = _divides("heads-not-divisible", "heads", model.heads, mesh.tensor)
-    found += _divides("kv-heads-not-divisible", "kv_heads", model.kv_heads, mesh.tensor)
-    found += _divides("ffn-not-divisible", "ffn", model.ffn, mesh.tensor)
-    if mesh.vocabulary:
-        uneven = _divides("vocabulary-not-divisible", "vocabulary", model.vocab_size, mesh.tensor, fatal=False)
-        found += [Finding(one.name, f"{one.message}: the last ranks do less", False) for one in uneven]
-    if mesh.sequence:
-        found += _divides("sequence-not-divisible", "tokens of a rank", model.seq_len // mesh.context, mesh.tensor)
-    pieces = mesh.context * (2 if mesh.context_method == "zigzag" and mesh.context > 1 else 1)
-    found += _divides("context-not-divisible", "seq_len", model.seq_len, pieces)
-    if mesh.context > 1 and mesh.context_method == "ulysses":
-        found += _divides("heads-not-divisible", "heads of a tensor rank", model.heads // mesh.tensor, mesh.context)
-        found += _divides("kv-heads-not-divisible", "kv_heads", model.kv_heads // mesh.tensor, mesh.context)
-    found += _divides("replicas-not-divisible", "data x context ranks", mesh.sharers, mesh.replicas)
-    stages = mesh.pipeline * chunks_of(mesh)
-    if model.layers < stages:
-        found.append(Finding("fewer-layers-than-stages", f"{model.layers} layers for {stages} pipeline stages"))
-    if step.global_batch < mesh.data:
-        found.append(Finding("batch-below-data-ranks", f"{step.global_batch} samples for {mesh.data} data ranks"))
-    elif mesh.pipeline > 1:
-        found += _pipeline(mesh, step)
-    return found
-
-
-def _pipeline(mesh: MeshSizes, step: StepSizes) -> list[Finding]:
-    found = _divides("batch-not-divisible", "global batch", step.global_batch, mesh.data * step.micro_batch)
-    count = step.micro_batches(mesh.data)
-    stages = mesh.pipeline * chunks_of(mesh)
-    if count < stages:
-        found.append(
-            Finding("fewer-micro-batches-than-stages", f"{count} micro-batches a rank for {stages} pipeline stages")
-        )
-    bubble = bubble_fraction(mesh, count)
+def mesh_warnings(asked: MeshRequest, mesh: MeshSizes) -> list[Finding]:
+    """What training would refuse, by its own rules and all at once; then what it would do badly, for the batch that
+    shows it most."""
+    found = [Finding(one.name, one.message) for one in mesh_refusals(asked)]
+    vocabulary = asked.shape.vocab_size
+    if mesh.vocabulary and vocabulary >= mesh.tensor and vocabulary % mesh.tensor:
+        message = f"vocabulary {vocabulary} is no multiple of {mesh.tensor}: the last ranks do less"
+        found.append(Finding("vocabulary-not-divisible", message, fatal=False))
+    least = min(asked.batches)
+    if mesh.pipeline == 1 and least < mesh.data:
+        message = f"{least} samples for {mesh.data} data ranks: {mesh.data - least} work on nothing that counts"
+        found.append(Finding("batch-below-data-ranks", message, fatal=False))
+    bubble, batch = max((bubble_fraction(mesh, _count(asked, mesh, batch)), batch) for batch in asked.batches)
     if bubble > _MUCH_BUBBLE:
-        found.append(Finding("pipeline-bubble", f"ranks wait {bubble:.0%} of a step: more micro-batches", False))
+        message = f"ranks wait {bubble:.0%} of a step of {batch} samples: more micro-batches"
+        found.append(Finding("pipeline-bubble", message, fatal=False))
     return found
+
+
+def _count(asked: MeshRequest, mesh: MeshSizes, batch: int) -> int:
+    """Micro-batches of a data rank."""
+    share = max(1, -(-batch // mesh.data))
+    return -(-share // (asked.micro_batch or share))
 
 
 def memory_warnings(ranks: list[RankMemory], card_bytes: int, card: str) -> list[Finding]:

@@ -1,6 +1,6 @@
 """Which blocks a pipeline rank holds, and how many micro-batches wait on it for their backward pass.
 
-Blocks are spread as ``train.parallel.pipeline.split_blocks`` does. Waiting: GPipe (Huang et al., 2019) runs all forward
+Blocks are spread as ``train.parallel.stages`` says. Waiting: GPipe (Huang et al., 2019) runs all forward
 passes first; 1F1B (Narayanan et al., 2021) has one less a rank; interleaved, its warm-up with chunks; the zero bubble
 forms (Qi et al., 2023, 2024) delay the weights' part of the backward pass, which keeps what it reads: an upper bound.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..parallel.stages import SCHEDULES, block_counts
 from .sizes import MeshSizes
 
-__all__ = ["PartSizes", "bubble_fraction", "chunks_of", "rank_parts", "stage_blocks", "waiting_chunks"]
+__all__ = ["PartSizes", "bubble_fraction", "chunks_of", "rank_parts", "waiting_chunks"]
 
 _MANY = ("interleaved", "zero_bubble")
 
@@ -34,25 +35,18 @@ def chunks_of(mesh: MeshSizes) -> int:
     """Stages that a pipeline rank holds."""
     if mesh.pipeline == 1:
         return 1
-    return 2 if mesh.schedule == "zbv" else mesh.stages_per_rank if mesh.schedule in _MANY else 1
-
-
-def stage_blocks(layers: int, stages: int) -> list[int]:
-    """Blocks of each stage: even, the first and last ones lighter where it does not divide."""
-    least, extra = divmod(layers, stages)
-    first_long = (stages - extra) // 2
-    return [least + (first_long <= stage < first_long + extra) for stage in range(stages)]
+    return SCHEDULES[mesh.schedule].stages_of(mesh.stages_per_rank)
 
 
 def rank_parts(layers: int, mesh: MeshSizes) -> list[PartSizes]:
     """What each pipeline rank holds."""
     chunks = chunks_of(mesh)
     count = mesh.pipeline * chunks
-    blocks = stage_blocks(layers, count)
+    blocks = block_counts(layers, count)
     parts = []
     for rank in range(mesh.pipeline):
         stages = [rank + turn * mesh.pipeline for turn in range(chunks)]
-        if mesh.schedule == "zbv" and mesh.pipeline > 1:
+        if SCHEDULES[mesh.schedule].folded and mesh.pipeline > 1:
             stages = [rank, count - 1 - rank]
         parts.append(PartSizes(tuple(blocks[stage] for stage in stages), 0 in stages, count - 1 in stages))
     return parts

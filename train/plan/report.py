@@ -17,7 +17,7 @@ from .flops import recomputed_fraction
 from .impossible import Finding, memory_warnings, mesh_of_world, mesh_warnings
 from .memory import RankMemory, rank_memory
 from .parameters import count_parameters
-from .request import Assumptions, attention_name, cluster_of, mesh_sizes, model_sizes, step_sizes
+from .request import Assumptions, attention_name, cluster_of, mesh_request, mesh_sizes, model_sizes, step_sizes
 from .schedule import (
     MTBF_CARD_HOURS,
     RESTART_S,
@@ -28,7 +28,7 @@ from .schedule import (
     young_interval_s,
 )
 from .sizes import Kernels, MeshSizes, StepSizes
-from .tokens import PlannedTokens, mixture_tokens, open_or_none, planned_tokens
+from .tokens import PlannedTokens, batches_reached, mixture_tokens, open_or_none, planned_tokens
 from .traffic import step_traffic
 from .waste import waste_warnings
 
@@ -79,10 +79,11 @@ def plan_training(job: Job, assumed: Assumptions) -> TrainingPlan:
     if tokens.steps < config.steps:
         message = f"the data end at step {tokens.steps} of {config.steps}"
         findings.append(Finding("data-end-early", message, fatal=False))
-    mesh, wrong = mesh_of_world(mesh_sizes(config.parallel), assumed.cards or config.run.processes)
-    kernels = Kernels.of(cluster.device, attention_name(config, cluster, model.seq_len))
+    world = assumed.cards or config.run.processes
+    mesh = mesh_of_world(mesh_sizes(config.parallel), world)
+    kernels = Kernels.of(cluster.device, attention_name(config, cluster, model))
     step = step_sizes(config, mesh, kernels)
-    findings += [*wrong, *mesh_warnings(model, mesh, step)]
+    findings += mesh_warnings(mesh_request(config, model, world), mesh)
     memory = rank_memory(model, mesh, step)
     if cluster.device != "cpu":
         findings += memory_warnings(memory, cluster.card.memory_bytes, cluster.name)
@@ -103,7 +104,7 @@ def to_json(plan: TrainingPlan) -> dict[str, Any]:
         "tokens": _tokens(plan),
         "mesh": {**asdict(plan.mesh), "world": plan.mesh.world},
         "step": {**asdict(plan.step), "micro_batches": plan.step.micro_batches(plan.mesh.data)},
-        "attention": attention_name(plan.config, plan.cluster, plan.model.seq_len),
+        "attention": attention_name(plan.config, plan.cluster, plan.model),
         "memory": _memory(plan),
         "time": time,
         "traffic": _traffic(plan, time),
@@ -143,6 +144,7 @@ def _tokens(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "steps": tokens.steps,
         "per_step": plan.step.global_batch * plan.model.seq_len,
+        "per_step_range": [batch * plan.model.seq_len for batch in batches_reached(plan.config, tokens.steps)],
         "planned": tokens.tokens,
         "per_parameter": tokens.tokens / count_parameters(plan.model).total,
         "compute_optimal": optimal,

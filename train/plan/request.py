@@ -10,12 +10,15 @@ from ..config import TrainConfig
 from ..model_config import PRESETS
 from ..model_shape import ModelShape, shape_of
 from ..parallel.config import ParallelConfig
+from ..parallel.refusals import MeshRequest
 from .cluster import Cluster, find_cluster
 from .sizes import Kernels, MeshSizes, StepSizes
 
-__all__ = ["Assumptions", "attention_name", "cluster_of", "mesh_sizes", "model_sizes", "step_sizes"]
+__all__ = ["Assumptions", "attention_name", "cluster_of", "mesh_request", "mesh_sizes", "model_sizes", "step_sizes"]
 
 _DENSE_TOKENS = 256  # up to here the CPU's default is the dense mask
+_FLASH_HEADS = (8, 256)  # numbers of a head: a multiple of the first, at most the second
+_FLEX_HEADS = 16  # at least
 _DEFAULT_VOCABULARY = 32_000
 
 
@@ -39,13 +42,17 @@ class Assumptions:
     seq_len: int | None = None
 
 
-def attention_name(config: TrainConfig, cluster: Cluster, seq_len: int) -> str:
-    """The attention backend that the run would choose: the named one, or its device's default."""
+def attention_name(config: TrainConfig, cluster: Cluster, model: ModelShape) -> str:
+    """The attention backend that the run would choose: the named one, or the default of ``train.attention.choice``."""
     if config.model.attention is not None:
         return str(config.model.attention)
-    if cluster.name == "cpu":
-        return "sdpa_mask" if seq_len <= _DENSE_TOKENS else "sdpa_loop"
-    return "torch_varlen"
+    if cluster.device == "cpu":
+        return "sdpa_mask" if model.seq_len <= _DENSE_TOKENS else "sdpa_loop"
+    step, most = _FLASH_HEADS
+    ampere = "bf16" in cluster.card.peak  # what came before multiplies no bfloat16
+    if config.precision != "fp32" and ampere and model.head_dim % step == 0 and model.head_dim <= most:
+        return "torch_varlen"
+    return "flex" if model.head_dim >= _FLEX_HEADS else "sdpa_mask"
 
 
 def model_sizes(config: TrainConfig, vocab_size: int | None, seq_len: int | None) -> ModelShape:
@@ -67,6 +74,20 @@ def mesh_sizes(parallel: ParallelConfig) -> MeshSizes:
         stages_per_rank=parallel.stages_per_rank,
         context=parallel.context,
         context_method=parallel.context_method,
+    )
+
+
+def mesh_request(config: TrainConfig, model: ModelShape, num_processes: int) -> MeshRequest:
+    """What training would ask of the mesh."""
+    return MeshRequest(
+        shape=model,
+        parallel=config.parallel,
+        num_processes=num_processes,
+        batches=tuple(stage.global_batch for stage in config.data.batch),
+        micro_batch=config.micro_batch,
+        recompute=config.run.recompute,
+        compile=config.run.compile,
+        float8=config.precision == "fp8",
     )
 
 

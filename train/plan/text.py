@@ -65,9 +65,11 @@ def _model(plan: Mapping[str, Any]) -> list[str]:
 
 def _tokens(plan: Mapping[str, Any]) -> list[str]:
     tokens = plan["tokens"]
+    least, most = tokens["per_step_range"]
+    per_step = _count(most) if least == most else f"{_count(least)} to {_count(most)}"
     origin = "from the Datasets" if tokens["from_datasets"] else "from the configuration alone"
     lines = [
-        f"tokens {_count(tokens['planned'])} in {tokens['steps']:,} steps of {_count(tokens['per_step'])} ({origin})",
+        f"tokens {_count(tokens['planned'])} in {tokens['steps']:,} steps of {per_step} ({origin})",
         f"  {tokens['per_parameter']:.2f} a parameter; compute-optimal at about 20: "
         f"{_count(tokens['compute_optimal'])} (planned: {tokens['planned_over_optimal']:.2g}x)",
     ]

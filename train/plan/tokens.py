@@ -17,9 +17,18 @@ from ..config import TrainConfig
 from ..job import Job
 
 if TYPE_CHECKING:
+    from loader.order.schedule import Schedule
     from loader.sources import Sources
 
-__all__ = ["NodeTraffic", "PlannedTokens", "SourceTokens", "mixture_tokens", "open_or_none", "planned_tokens"]
+__all__ = [
+    "NodeTraffic",
+    "PlannedTokens",
+    "SourceTokens",
+    "batches_reached",
+    "mixture_tokens",
+    "open_or_none",
+    "planned_tokens",
+]
 
 
 @dataclass(frozen=True)
@@ -129,15 +138,36 @@ def planned_tokens(config: TrainConfig, sources: Sources) -> PlannedTokens:
     )
 
 
-def mixture_tokens(config: TrainConfig, seq_len: int, vocab_size: int) -> PlannedTokens:
-    """What a run reads as far as its configuration alone says: batches, and the mixture if it has one."""
-    from loader.order.mixture import MixtureStage, compile_mixture
+def batches_reached(config: TrainConfig, steps: int | None = None) -> tuple[int, int]:
+    """Samples of the smallest and of the largest step of a run, all ranks together.
+
+    Args:
+        steps: that its data allow; None: the configuration's.
+    """
+    schedule = _schedule(config)
+    last = min(config.steps if steps is None else steps, schedule.num_steps)
+    # A stage's first step holds its start, or follows the step that does; a short stage may have none.
+    around = schedule.steps_of(np.array([stage.start for stage in config.data.batch], np.int64)).tolist()
+    found = {step for first in around for step in (first, first + 1) if 0 <= step < last}
+    sizes = [stop - start for start, stop in map(schedule.live_range, found)]
+    return min(sizes), max(sizes)
+
+
+def _schedule(config: TrainConfig) -> Schedule:
+    """The steps of a run whose data have no end."""
     from loader.order.ranges import union_of
     from loader.order.schedule import BatchStage, Schedule
 
     nothing = np.empty(0, np.int64)
-    batches = [BatchStage(stage.start, stage.global_batch) for stage in config.data.batch]
-    schedule = Schedule(batches, union_of(nothing, nothing))
+    stages = [BatchStage(stage.start, stage.global_batch) for stage in config.data.batch]
+    return Schedule(stages, union_of(nothing, nothing))
+
+
+def mixture_tokens(config: TrainConfig, seq_len: int, vocab_size: int) -> PlannedTokens:
+    """What a run reads as far as its configuration alone says: batches, and the mixture if it has one."""
+    from loader.order.mixture import MixtureStage, compile_mixture
+
+    schedule = _schedule(config)
     steps = min(config.steps, schedule.num_steps)
     stop = int(schedule.live_range(steps - 1)[1])
     limit = config.data.exhaustion
