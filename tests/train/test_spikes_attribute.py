@@ -15,9 +15,11 @@ from train.spikes.attribute import (
     WEIGHTS,
     SegmentColumns,
     attribute,
+    clean_rows,
     concatenate,
     enough_baseline,
     evidence,
+    loss_z,
 )
 from train.spikes.config import AttributionConfig
 
@@ -215,6 +217,90 @@ def test_row_order_does_not_matter(seed: int) -> None:
     a, b = attribute(columns, CONFIG), attribute(mixed, CONFIG)
     assert a.documents == b.documents
     np.testing.assert_allclose(a.score_S[order], b.score_S, rtol=1e-9)
+
+
+NUMBERS = ("loss_S", "token_variance_S", "head_grad_S", "shuffled_S", "squeeze_S", "repeated_S")
+
+
+def _one_poisoned(seed: int = 9) -> SegmentColumns:
+    """Of the window's 90 documents the last one is noise."""
+    r = np.random.default_rng(seed)
+    window = [_segments(r, 30, s, False, first=10_000 * (s + 1)) for s in range(3)]
+    return concatenate([*_baseline(r), *window, _segments(r, 1, 0, False, "noise", 10**6)])
+
+
+def _broken(columns: SegmentColumns, row: int, value: float, names: tuple[str, ...]) -> SegmentColumns:
+    changed = {name: getattr(columns, name).copy() for name in names}
+    for column in changed.values():
+        column[row] = value
+    return dataclasses.replace(columns, **changed)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("names", [*((name,) for name in NUMBERS), NUMBERS])
+def test_a_baseline_row_that_is_no_number_is_left_out(value: float, names: tuple[str, ...]) -> None:
+    columns = _one_poisoned()
+    without = SegmentColumns(**{f.name: np.delete(getattr(columns, f.name), 17) for f in dataclasses.fields(columns)})
+    found, wanted = attribute(_broken(columns, 17, value, names), CONFIG), attribute(without, CONFIG)
+    assert found.documents == wanted.documents == (10**6,)
+    assert np.delete(found.score_S, 17).tobytes() == wanted.score_S.tobytes()
+    assert np.isfinite(found.score_S).all()
+    assert (found.flagged_tokens, found.window_tokens) == (wanted.flagged_tokens, wanted.window_tokens)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("names", [*((name,) for name in NUMBERS), NUMBERS])
+def test_a_document_whose_own_numbers_overflow_is_flagged(value: float, names: tuple[str, ...]) -> None:
+    """Broken numbers are as odd as it gets, in every piece; what else is in the window is judged as before."""
+    columns = _one_poisoned()
+    found, wanted = attribute(_broken(columns, -1, value, names), CONFIG), attribute(columns, CONFIG)
+    assert found.documents == (10**6,)
+    assert found.score_S[-1] == CLIP
+    assert {name: float(piece[-1]) for name, piece in found.evidence.items()} == dict.fromkeys(EVIDENCE, CLIP)
+    assert found.score_S[:-1].tobytes() == wanted.score_S[:-1].tobytes()
+    assert found.flagged_tokens == wanted.flagged_tokens
+
+
+def test_one_broken_segment_of_many_flags_its_document() -> None:
+    columns = _one_poisoned()
+    rows = np.flatnonzero(~columns.baseline_S)[:10]
+    document_S = columns.document_S.copy()
+    document_S[rows] = 77
+    columns = dataclasses.replace(columns, document_S=document_S)
+    assert 77 not in attribute(columns, CONFIG).documents
+    found = attribute(_broken(columns, int(rows[3]), np.nan, ("loss_S",)), CONFIG)
+    assert 77 in found.documents
+    assert (found.score_S[rows] == CLIP).all()
+
+
+def test_a_new_source_of_broken_documents_is_flagged_whole() -> None:
+    r = np.random.default_rng(11)
+    planted = _segments(r, 30, 7, False, "noise", 10**6)
+    planted = dataclasses.replace(planted, loss_S=np.full(30, np.nan))
+    columns = concatenate(
+        [*_baseline(r), *[_segments(r, 30, s, False, first=10_000 * (s + 1)) for s in range(3)], planted]
+    )
+    assert attribute(columns, CONFIG).whole_sources == (7,)
+
+
+def test_a_baseline_of_nothing_but_broken_rows_is_none() -> None:
+    r = np.random.default_rng(12)
+    columns = concatenate([*_baseline(r, 300), *[_segments(r, 30, s, False) for s in range(3)]])
+    broken = dataclasses.replace(columns, loss_S=np.where(columns.baseline_S, np.nan, columns.loss_S))
+    with pytest.raises(ValueError, match="baseline"):
+        attribute(broken, CONFIG)
+    assert not clean_rows(broken).any()
+    assert np.isnan(loss_z(broken)).all()
+    assert not enough_baseline(broken, [0, 1, 2], CONFIG)
+    assert enough_baseline(columns, [0, 1, 2], CONFIG)
+
+
+def test_z_of_the_loss_outlives_one_broken_row() -> None:
+    """``replay`` prints it beside each segment."""
+    columns = _one_poisoned()
+    z = loss_z(_broken(columns, 17, np.nan, NUMBERS))
+    assert np.isfinite(np.delete(z, 17)).all()
+    assert loss_z(columns)[-1] == pytest.approx(z[-1], rel=0.05)
 
 
 def test_no_baseline_is_an_error_and_too_little_is_seen() -> None:

@@ -17,7 +17,11 @@ cut off at ``CLIP``; the score is the root mean square of the five by ``WEIGHTS`
 little else tells poison from a good new domain. A document gets the token-weighted mean of its segments in the window.
 A source without history (fewer than ``_LEAST`` clean segments, but ``source_documents`` documents in the window) is
 flagged whole when ``source_share`` of its tokens are odd and ``source_flagged_share`` belong to flagged documents: a
-good new domain looks odd too, but few of its documents look that odd. How this came about: docs/attribution.md.
+good new domain looks odd too, but few of its documents look that odd.
+
+A row with a number that is none (a loss that overflows) is no reference and has a score of ``CLIP`` in every piece; a
+document of the window that holds one has that score as a whole: what breaks sound weights is as odd as it gets. How
+this came about: docs/attribution.md.
 
 Legend: S segments.
 """
@@ -38,6 +42,7 @@ __all__ = [
     "Attribution",
     "SegmentColumns",
     "attribute",
+    "clean_rows",
     "concatenate",
     "enough_baseline",
     "evidence",
@@ -136,9 +141,25 @@ def concatenate(parts: Sequence[SegmentColumns]) -> SegmentColumns:
     )
 
 
+def _rows(c: SegmentColumns, rows: Mask) -> SegmentColumns:
+    return SegmentColumns(**{f.name: getattr(c, f.name)[rows] for f in fields(SegmentColumns)})
+
+
+def _sound_rows(c: SegmentColumns) -> Mask:
+    """Rows whose numbers all are some."""
+    numbers = (c.loss_S, c.token_variance_S, c.head_grad_S, c.shuffled_S, c.squeeze_S, c.repeated_S)
+    sound_S: Mask = np.logical_and.reduce([np.isfinite(column) for column in numbers])
+    return sound_S
+
+
+def clean_rows(columns: SegmentColumns) -> Mask:
+    """The rows that a window is compared with: those of the baseline, but for broken ones."""
+    return columns.baseline_S & _sound_rows(columns)
+
+
 def enough_baseline(columns: SegmentColumns, sources: Sequence[int], config: AttributionConfig) -> bool:
     """Whether the baseline rows suffice: in all, and of each of ``sources``."""
-    own = columns.source_S[columns.baseline_S]
+    own = columns.source_S[clean_rows(columns)]
     counts = [int(np.count_nonzero(own == source)) for source in sources]
     return len(own) >= config.baseline_segments and all(c >= config.baseline_source_segments for c in counts)
 
@@ -196,13 +217,16 @@ def _between_documents(c: SegmentColumns, rows: Mask) -> tuple[float, float, flo
 
 
 def loss_z(c: SegmentColumns) -> Floats:
-    """Loss of every row as z against the baseline rows (at least one) of its source, of all where they are too few; its
+    """Loss of every row as z against the clean rows of its source, of all where they are too few (NaN without any); its
     variance is between-document variance + token variance / n."""
-    pooled = _between_documents(c, c.baseline_S)
+    clean_S = clean_rows(c)
     z = np.full(len(c), np.nan)
+    if not clean_S.any():
+        return z
+    pooled = _between_documents(c, clean_S)
     for source in np.unique(c.source_S):
         mine = c.source_S == source
-        own = c.baseline_S & mine
+        own = clean_S & mine
         enough = np.count_nonzero(own & (c.num_labels_S >= _LONG_ENOUGH)) >= _LEAST
         middle, between, token_variance = _between_documents(c, own) if enough else pooled
         z[mine] = (c.loss_S[mine] - middle) / np.sqrt(between + token_variance / c.num_labels_S[mine])
@@ -260,8 +284,14 @@ WEIGHTS = {"surprise": 1.0, "pull": 1.0, "order": 2.0, "squeeze": 1.0, "echo": 2
 
 
 def evidence(columns: SegmentColumns, config: AttributionConfig) -> dict[str, Floats]:
-    """The calibrated columns, cut off at ``CLIP`` (and at 0 below for one-sided evidence)."""
-    return {name: np.clip(piece(columns, config), 0.0, CLIP) for name, piece in EVIDENCE.items()}
+    """The calibrated columns, cut off at ``CLIP`` (and at 0 below for one-sided evidence); ``CLIP`` of broken rows."""
+    sound_S = _sound_rows(columns)
+    kept = columns if sound_S.all() else _rows(columns, sound_S)
+    out: dict[str, Floats] = {}
+    for name, piece in EVIDENCE.items():
+        out[name] = np.full(len(columns), CLIP)
+        out[name][sound_S] = np.clip(piece(kept, config), 0.0, CLIP)
+    return out
 
 
 def _combined(pieces: dict[str, Floats]) -> Floats:
@@ -272,7 +302,7 @@ def _combined(pieces: dict[str, Floats]) -> Floats:
 
 
 def _by_document(c: SegmentColumns, score_S: Floats) -> Floats:
-    """Window rows: the token-weighted mean over their document's rows in the window."""
+    """Window rows: the token-weighted mean over their document's rows in the window; ``CLIP`` where one is broken."""
     out = score_S.copy()
     rows = np.flatnonzero(~c.baseline_S)
     if not len(rows):
@@ -280,6 +310,7 @@ def _by_document(c: SegmentColumns, score_S: Floats) -> Floats:
     _, inverse = np.unique(c.document_S[rows], return_inverse=True)
     weights = c.num_labels_S[rows].astype(np.float64)
     means = np.bincount(inverse, weights * score_S[rows]) / np.bincount(inverse, weights)
+    means[np.unique(inverse[~_sound_rows(c)[rows]])] = CLIP
     out[rows] = means[inverse]
     return out
 
@@ -288,9 +319,10 @@ def attribute(columns: SegmentColumns, config: AttributionConfig) -> Attribution
     """Applies the rule.
 
     Raises:
-        ValueError: when the table holds no baseline row: there is nothing to compare with.
+        ValueError: when the table holds no sound baseline row: there is nothing to compare with.
     """
-    if not columns.baseline_S.any():
+    clean_S = clean_rows(columns)
+    if not clean_S.any():
         raise ValueError("attribution needs baseline segments")
     pieces = evidence(columns, config)
     score_S = _by_document(columns, _combined(pieces))
@@ -299,7 +331,7 @@ def attribute(columns: SegmentColumns, config: AttributionConfig) -> Attribution
     odd_share: dict[int, float] = {}
     for source in np.unique(columns.source_S[window_S]):
         mine = window_S & (columns.source_S == source)
-        if np.count_nonzero(columns.baseline_S & (columns.source_S == source)) >= _LEAST:
+        if np.count_nonzero(clean_S & (columns.source_S == source)) >= _LEAST:
             continue  # it has a history
         weights = columns.num_labels_S[mine]
         odd_share[int(source)] = float(np.average(score_S[mine] > config.source_threshold, weights=weights))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .attribute import Attribution, SegmentColumns, attribute, concatenate
+from .attribute import Attribution, SegmentColumns, attribute, clean_rows, concatenate
 from .baseline import LEAST_BASELINE, read_baseline
 from .config import SpikeConfig
 from .decide import Case, Finding, as_dry_run, decide
@@ -59,14 +59,14 @@ def _documents(
 
 def _per_source(sources: Sequence[str], columns: SegmentColumns, found: Attribution) -> dict[str, dict[str, Any]]:
     """Tokens of the window, flagged tokens and the share of odd ones, by source."""
-    window_S = ~columns.baseline_S
+    window_S, clean_S = ~columns.baseline_S, clean_rows(columns)
     out: dict[str, dict[str, Any]] = {}
     for source in np.unique(columns.source_S[window_S]).tolist():
         mine = window_S & (columns.source_S == source)
         out[sources[source]] = {
             "window_tokens": int(columns.num_labels_S[mine].sum()),
             "flagged_tokens": int(columns.num_labels_S[mine & found.flagged_S].sum()),
-            "baseline_segments": int(np.count_nonzero(columns.baseline_S & (columns.source_S == source))),
+            "baseline_segments": int(np.count_nonzero(clean_S & (columns.source_S == source))),
             "odd_share": found.odd_share.get(source),
             "whole": source in found.whole_sources,
         }
@@ -130,11 +130,12 @@ def _conclude(
     frozen, columns, baseline_steps = scored
     window, report, sources = case.window, _facts(case), context.source_names()
     found: Attribution | None = None
-    if np.count_nonzero(columns.baseline_S) >= LEAST_BASELINE and not columns.baseline_S.all():
+    clean = int(np.count_nonzero(clean_rows(columns)))
+    if clean >= LEAST_BASELINE and not columns.baseline_S.all():
         found = attribute(columns, config.attribution)
     first, stop = context.positions_of_steps(window.start, window.stop)
     report["checkpoint_step"] = frozen.step
-    report["baseline"] = {"steps": baseline_steps, "segments": int(np.count_nonzero(columns.baseline_S))}
+    report["baseline"] = {"steps": baseline_steps, "segments": clean}
     if found is not None:
         report["window_tokens"], report["flagged_tokens"] = found.window_tokens, found.flagged_tokens
         report["sources"] = _per_source(sources, columns, found)
