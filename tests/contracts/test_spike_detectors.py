@@ -17,7 +17,8 @@ import pytest
 from support.spikes import step_records
 
 from train.spikes.config import DetectorConfig
-from train.spikes.detectors import DETECTORS, DetectorSet
+from train.spikes.detector_set import DetectorSet
+from train.spikes.detectors import DETECTORS
 from train.spikes.history import SourceMedians
 from train.spikes.records import StepRecord
 

@@ -38,34 +38,41 @@ class Raised:
         return {"loss": self.mean_loss, "expected_loss": self.expected_loss, "z": self.z, "raised": self.raised}
 
 
-def judge_raised(losses: Sequence[float], trend: Trend | None, threshold_z: float) -> Raised:
+def judge_raised(
+    losses: Sequence[float], trend: Trend | None, threshold_z: float, planned: Sequence[float] | None = None
+) -> Raised:
     """Did the loss stay up since the alarm, against the trend before it?
 
     The mean of all steps must lie ``threshold_z`` deviations above it, and without the highest sixteenth of them still
     half as far: one wild step of 16 is no spike that stays. A falling trend is not continued, only its end counts: loss
     curves flatten, and a line through them promises too much. A deviation holds the noise of such a mean and the error
-    of the line itself.
+    of the line itself. ``planned``: by how much the mixture's planned changes since the alarm move each loss, nats
+    (None: not at all); what was planned counts in what was expected.
     """
-    finite = sorted(x for x in losses if math.isfinite(x))
-    if not finite or len(finite) < len(losses):
+    allowed = [0.0] * len(losses) if planned is None else planned
+    if not losses or not all(math.isfinite(x) for x in losses):
         return Raised(None, None, 0.0, False)
-    mean = float(np.mean(finite))
+    real_mean, allowance = float(np.mean(sorted(losses))), float(np.mean(allowed))
     if trend is None:
-        return Raised(mean, None, 0.0, False)
+        return Raised(real_mean, None, 0.0, False)
+    finite = sorted(x - moved for x, moved in zip(losses, allowed, strict=True))
+    mean = float(np.mean(finite))
     ahead = 0.0 if trend.slope < 0 else (len(finite) + 1) / 2
     expected, error = trend.at(ahead), trend.error(ahead)
     z = (mean - expected) / math.hypot(trend.scale / math.sqrt(len(finite)), error)
     kept = finite[: len(finite) - len(finite) // 16]
     kept_z = (float(np.mean(kept)) - expected) / math.hypot(trend.scale / math.sqrt(len(kept)), error)
-    return Raised(mean, expected, z, z > threshold_z and kept_z > threshold_z / 2)
+    return Raised(real_mean, expected + allowance, z, z > threshold_z and kept_z > threshold_z / 2)
 
 
 def judge_recovery(record: RollbackRecord, losses: Sequence[float]) -> dict[str, Any]:
     """The masked continuation against the recorded run, over the steps from the alarm to the window's end."""
     gone, share, mean = recovered(record, losses)
     good = {"mask": "recovered", "replace": "replaced", "skip_range": "range_skipped"}[record.action]
-    if record.trials is not None:
-        good = "confirmed" if record.upheld else "not_data"
+    if record.trials is not None and not record.upheld:
+        good = "not_data"
+    elif record.trials is not None and "placebo" in record.trials:  # without one it may have been any cut
+        good = "confirmed"
     event: dict[str, Any] = {
         "kind": "outcome",
         "rollback": record.number,

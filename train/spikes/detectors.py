@@ -2,8 +2,7 @@
 
 Every detector continues the trend of the last clean steps (least squares over ``window_steps``) and measures the
 distance in robust deviations (1.4826 x median absolute residual). Steps that any detector flags, and all steps while
-an alarm is open, stay out of every history. A planned change of the mixture moves the histories by what the sources'
-own medians predict; a source without history gets no allowance. All state is JSON-able and comes back exactly.
+an alarm is open, stay out of every history: ``detector_set.py``. All state is JSON-able and comes back exactly.
 
 One row of ``DETECTORS`` per detector; the contract test runs over that table.
 """
@@ -11,7 +10,7 @@ One row of ``DETECTORS`` per detector; the contract test runs over that table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,7 +23,6 @@ from .records import StepRecord
 __all__ = [
     "DETECTORS",
     "Detector",
-    "DetectorSet",
     "NonFiniteDetector",
     "PlateauDetector",
     "Reading",
@@ -171,6 +169,7 @@ class SeriesDetector:
         if self._rule.moves:
             self._history = [v + nats for v in self._history]
             self._recent = [(v + nats, clean) for v, clean in self._recent]
+            self._held = [v + nats for v in self._held]  # else an answer would mix the levels of both stages
 
     def settle(self) -> None:
         """See ``Detector``."""
@@ -324,73 +323,3 @@ DETECTORS: dict[str, Callable[[DetectorConfig], Detector]] = {
     "plateau": PlateauDetector,
 }
 """Every detector by name; the order is the order of the readings."""
-
-
-class DetectorSet:
-    """All detectors over one run: reads a step, then lets it join the histories if it was clean.
-
-    Args:
-        config: thresholds. stages: (first position, source -> share), in order.
-    """
-
-    def __init__(self, config: DetectorConfig, stages: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        self.sources = SourceMedians()
-        self.detectors = {name: make(config) for name, make in DETECTORS.items()}
-        self._stages = tuple((int(start), dict(weights)) for start, weights in stages)
-        self._stage = 0
-        self._held_sources: list[Mapping[str, tuple[float, int]]] = []
-
-    def _enter_stage(self, position: int) -> None:
-        while self._stage + 1 < len(self._stages) and position >= self._stages[self._stage + 1][0]:
-            nats = self.sources.shift(self._stages[self._stage][1], self._stages[self._stage + 1][1])
-            self._stage += 1
-            for detector in self.detectors.values():
-                detector.move(nats)
-
-    def observe(self, record: StepRecord, holding: bool) -> tuple[Reading, ...]:
-        """The raised readings of a step. ``holding``: an alarm is open, the step joins no history anyway."""
-        self._enter_stage(record.first_position)
-        if record.label_count == 0 and record.finite:
-            return ()
-        self.sources.see(record)
-        readings = [detector.read(record, self.sources) for detector in self.detectors.values()]
-        raised = tuple(r for r in readings if r is not None and r.raised)
-        clean = not holding and all(self.detectors[r.detector].reports_only for r in raised)
-        for detector in self.detectors.values():
-            detector.absorb(record, self.sources, clean)
-        if clean:
-            self.sources.absorb(record.source_loss)
-        else:
-            sums = {name: v for name, v in record.source_loss.items() if math.isfinite(v[0])}
-            self._held_sources.append(sums)  # what is no number could not be written into a checkpoint's state
-        return raised
-
-    def loss_trend(self) -> Trend | None:
-        """The trend of the clean single-step loss."""
-        detector = self.detectors["loss_step"]
-        return detector.trend() if isinstance(detector, SeriesDetector) else None
-
-    def settle(self) -> None:
-        """The open alarm was answered: what was held back is the new normal."""
-        for detector in self.detectors.values():
-            detector.settle()
-        self.sources.settle(self._held_sources)
-        self._held_sources = []
-
-    def state(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            "stage": self._stage,
-            "sources": self.sources.state(),
-            "held": [{name: list(v) for name, v in sorted(h.items())} for h in self._held_sources],
-            "detectors": {name: detector.state() for name, detector in self.detectors.items()},
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """As ``state`` gave it; a row that did not exist when it was written begins anew."""
-        self._stage = int(state["stage"])
-        self.sources.load(state["sources"])
-        self._held_sources = [{n: (float(v[0]), int(v[1])) for n, v in h.items()} for h in state["held"]]
-        for name, detector in self.detectors.items():
-            if name in state["detectors"]:
-                detector.load(state["detectors"][name])

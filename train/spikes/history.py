@@ -110,14 +110,16 @@ class SourceMedians:
     def shift(self, old: Mapping[str, float], new: Mapping[str, float]) -> float:
         """By how much the mean loss is expected to move when the shares go from old to new, nats.
 
-        Only sources with a history take part, on both sides: one without gets no allowance.
+        Only sources with a history take part, on both sides: one without gets no allowance. In the order of their
+        names: a sum in that of their first appearance would have other last bits after a load.
         """
+        known = sorted(self._medians.items())
 
         def expected(shares: Mapping[str, float]) -> float | None:
-            total = sum(shares.get(name, 0.0) for name in self._medians)
+            total = sum(shares.get(name, 0.0) for name, _ in known)
             if total <= 0:
                 return None
-            return sum(shares.get(name, 0.0) * median for name, median in self._medians.items()) / total
+            return sum(shares.get(name, 0.0) * median for name, median in known) / total
 
         before, after = expected(old), expected(new)
         return 0.0 if before is None or after is None else after - before

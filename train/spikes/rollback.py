@@ -29,8 +29,8 @@ class RollbackRecord:
         action: mask | replace | skip_range.
         recorded_loss: mean loss of steps ``[alarm, stop)`` in the branch that was left, nats; None if not finite.
         expected_loss: what the trend before the alarm promised for them; None if unknown.
-        trials: mean loss of the same steps in each trial of ``confirm: full``; None without. upheld: the spike stayed
-            in all of them.
+        trials: mean loss of the same steps in each trial of ``confirm: full``, None without; a placebo only where the
+            window held innocents. upheld: the spike stayed in all of them.
     """
 
     number: int
@@ -102,5 +102,6 @@ def tried_checkpoints(window: Window, rollbacks: Iterable[RollbackRecord], *, fi
 
 
 def within_span(step: int, span_steps: int, rollbacks: Iterable[RollbackRecord]) -> int:
-    """How many rollbacks lie within the last ``span_steps`` steps before ``step``."""
-    return sum(1 for r in rollbacks if r.alarm > step - span_steps)
+    """How many rollbacks lie within the last ``span_steps`` steps up to ``step``. Those ahead of it, of a stretch that
+    the run went back over, count again when the run comes there."""
+    return sum(1 for r in rollbacks if step - span_steps < r.alarm <= step)

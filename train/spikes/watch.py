@@ -21,7 +21,8 @@ from typing import Any
 
 from .config import SpikeConfig
 from .decide import Case, Raised, judge_raised
-from .detectors import DetectorSet, Reading
+from .detector_set import DetectorSet
+from .detectors import Reading
 from .history import Trend
 from .investigate import investigate
 from .outcomes import Outcomes
@@ -70,6 +71,8 @@ class SpikeWatch:
         self._window: Window | None = None
         self._trend: Trend | None = None
         self._losses: list[float] = []
+        self._planned: list[float] = []  # per loss: by how much mixture changes since the alarm move it, as planned
+        self._moved = 0.0
         self._finite = True
         self._asked = False
         self._quiet = 0
@@ -81,6 +84,9 @@ class SpikeWatch:
         """Takes in one step, in order, each exactly once; says what the loop is to do now."""
         if not self.config.enabled:
             return Decision("none")
+        dropped = self._drop_passed(record.step)
+        moved = self._detectors.enter_stage(record.first_position)
+        self._moved += moved if self._window is not None else 0.0
         raised = self._detectors.observe(record, holding=self._window is not None)
         self._pending += self._outcomes.observe(record)
         if self._window is not None:
@@ -93,7 +99,7 @@ class SpikeWatch:
         self._finite = record.finite
         told, self._pending = self._pending, []
         if decision.kind == "none" and told:
-            return Decision("report", event=told[-1], also=tuple(told[:-1]))
+            return Decision("report", dropped, told[-1], tuple(told[:-1]))
         return replace(decision, also=tuple(told))
 
     def _look(self, record: StepRecord, raised: tuple[Reading, ...]) -> Decision:
@@ -108,7 +114,7 @@ class SpikeWatch:
             return Decision("none")
         self._window = Window(self._window_start(record.step), record.step, record.step + self.config.patience)
         self._trend = self._detectors.loss_trend()
-        self._losses = []
+        self._losses, self._planned, self._moved = [], [], 0.0
         event = {
             "kind": "alarm",
             "step": record.step,
@@ -121,6 +127,18 @@ class SpikeWatch:
         if decision.kind == "investigate":
             return Decision("investigate", decision.window, {**event, **decision.event, "kind": "alarm"})
         return decision
+
+    def _drop_passed(self, step: int) -> Window | None:
+        """Drops the open case where its window has passed unseen: the watch was switched off meanwhile. What nobody
+        watched is nobody's case, and a window up to here could be of any length."""
+        window = self._window
+        if window is None or step < window.stop:
+            return None
+        why = "the steps since were not watched"
+        self._pending.append({"kind": "alarm_over", "step": step, "alarm": window.alarm, "why": why})
+        self._detectors.drop()
+        self._close()
+        return window
 
     def _window_start(self, alarm: int) -> int:
         """Back before the visible spike, and to the first appearance of any source that is new."""
@@ -135,6 +153,7 @@ class SpikeWatch:
         assert window is not None
         if record.label_count > 0 or not record.finite:
             self._losses.append(record.loss)
+            self._planned.append(self._moved)
         if not record.finite:
             self._window = Window(window.start, window.alarm, record.step + 1)
             self._asked = True
@@ -154,7 +173,7 @@ class SpikeWatch:
         return Decision("report", window, event)
 
     def _raised(self) -> Raised:
-        return judge_raised(self._losses, self._trend, self.config.raised_z)
+        return judge_raised(self._losses, self._trend, self.config.raised_z, self._planned)
 
     def observe_validation(self, step: int, loss: float) -> Decision:
         """Takes in a held-out loss, nats; it can only be reported."""
@@ -190,7 +209,24 @@ class SpikeWatch:
     def answer(self) -> None:
         """Closes an open case without a rollback: the level of the steps since its alarm is the level from now on."""
         self._detectors.settle()
-        self._window, self._trend, self._losses, self._asked, self._quiet = None, None, [], False, 0
+        self._close()
+
+    def _close(self) -> None:
+        self._window, self._trend, self._asked, self._quiet = None, None, False, 0
+        self._losses, self._planned, self._moved = [], [], 0.0
+
+    def unanswered(self, next_step: int) -> dict[str, Any]:
+        """The event that says what the open alarm still waits for where the steps end; the case stays open, so that
+        more steps answer it as they would have.
+
+        Raises:
+            RuntimeError: no alarm is open.
+        """
+        window = self._window
+        if window is None:
+            raise RuntimeError("unanswered() without an open alarm")
+        facts = {"alarm": window.alarm, "window": asdict(window), "missing": window.stop - next_step}
+        return {"kind": "alarm_open", "step": next_step, **facts, **self._raised().to_json()}
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; the same floats come back exactly."""
@@ -199,6 +235,8 @@ class SpikeWatch:
             "window": None if self._window is None else asdict(self._window),
             "trend": None if self._trend is None else asdict(self._trend),
             "losses": [x if math.isfinite(x) else None for x in self._losses],
+            "planned": list(self._planned),
+            "moved": self._moved,
             "finite": self._finite,
             "asked": self._asked,
             "quiet": self._quiet,
@@ -213,6 +251,9 @@ class SpikeWatch:
         self._window = window and replace(window, start=max(window.start, self._first_step))
         self._trend = None if state["trend"] is None else Trend(**state["trend"])
         self._losses = [math.nan if x is None else float(x) for x in state["losses"]]
+        # an earlier version gave no allowance inside of an alarm
+        self._planned = [float(x) for x in state.get("planned", [0.0] * len(self._losses))]
+        self._moved = float(state.get("moved", 0.0))
         self._finite, self._asked = bool(state["finite"]), bool(state["asked"])
         self._quiet = int(state.get("quiet", 0))  # an earlier version did not count: it waits a little longer
         self._outcomes.load(state.get("outcomes", {}))  # an earlier version has none: its judgement begins anew
