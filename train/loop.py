@@ -31,7 +31,7 @@ from .job import Changes, Job, establish, job_of_run, write_job_file
 from .lineage import lineage_checkpoints, newest_valid
 from .schedule import check_annealing
 from .session import Opened, Session, Setting, TakeStep
-from .spikes.confirm import TRIALS, Confirmation
+from .spikes.confirm import Confirmation, trials_of
 from .spikes.records import Verdict, Window
 from .spikes.watch import SpikeWatch, rollbacks_from
 from .start_checks import check_folder, refuse_silent_restart
@@ -125,6 +125,8 @@ class Driver:
                 ended = "stopped" if self._stopped else session.run(lambda read: self._act(session, read))
                 if ended == "left":
                     continue
+                if ended == "finished" and session.watch.open_window is not None:
+                    self._tell_open(session)
                 session.event(ended, session.next_step)
                 record = None if session.last is None else session.last.record
                 loss = record.loss if record is not None and record.label_count and record.finite else None
@@ -247,6 +249,16 @@ class Driver:
             session.event(kind, at, **details)
             self._setting.say(f"step {at}: {kind}")
 
+    def _tell_open(self, session: Session) -> None:
+        """The last steps raised an alarm. It is told, not answered: fewer steps than ``patience`` do not tell one odd
+        step from a spike that stays, and a run that is given more steps answers it as if it had never ended."""
+        told = session.watch.unanswered(session.next_step)
+        self._tell(session, [told], session.next_step)
+        window, missing = told["window"], told["missing"]
+        more = f"{missing} more step{'' if missing == 1 else 's'} would answer it"
+        look = f"tokenreel replay {self._job.paths.root} --steps {window['start']}:{session.next_step} looks into it"
+        self._setting.say(f"the alarm of step {told['alarm']} is not answered: {more}; {look}")
+
     def _investigate(self, session: Session) -> Verdict:
         """All processes score and come to the same verdict."""
         context = RunContext(self._job, self._sources, session.opened.plan, self._damaged, self._world)
@@ -285,7 +297,7 @@ class Driver:
         if verdict.rollback_to is None or verdict.next_position is None:
             self._unpin()
             return False
-        if verdict.placebo:
+        if trials_of(verdict):
             return self._confirm(session, verdict, step)
         return self._roll_back(session, verdict, step)
 
@@ -304,7 +316,7 @@ class Driver:
         """
         case = Confirmation(self._job.paths, session.branch, verdict, bool(verdict.report["finite"]))
         found = self._world.share(case.read)
-        ran = [name for name in TRIALS if name not in found]
+        ran = case.missing(found)
         for name in ran:
             losses = self._try(session, case, name)
             if losses is None:

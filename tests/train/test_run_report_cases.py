@@ -105,7 +105,8 @@ def test_alarms_are_joined_to_their_verdict_or_were_quiet() -> None:
 def test_every_outcome_and_every_piece_of_evidence_has_words() -> None:
     record = RollbackRecord(0, 20, 24, 32, 16, 64, "mask", 5.0, 4.0)
     actions = [RollbackRecord(**{**vars(record), "action": action}) for action in CUTTING]
-    tried = [RollbackRecord(**{**vars(record), "trials": {}, "upheld": upheld}) for upheld in (True, False)]
+    trials = {"unmasked": 5.0, "placebo": 5.0}
+    tried = [RollbackRecord(**{**vars(record), "trials": trials, "upheld": upheld}) for upheld in (True, False)]
     names = {judge_recovery(one, [loss])["outcome"] for one in (*actions, *tried) for loss in (4.0, 5.0)}
     assert names | {"reported", "given_up", "waiting"} == set(OUTCOMES)
     assert set(EVIDENCE) <= set(EVIDENCE_WORDS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bumps import SPIKES, BumpedWatch, spec, spikes
 from support.datasets import DatasetSpec, make_dataset
 from support.spikes import World, step_records
 from support.training import train, write_job
@@ -18,11 +19,12 @@ from support.worlds import run_ranks
 from loader.run_folder import RunPaths, read_events
 from loader.runs import read_branches, read_skips
 from loader.settings import load_config
+from train import loop
 from train.config import TrainConfig
 from train.process import train_process
 from train.spikes.attribute import Attribution, SegmentColumns, attribute, concatenate
 from train.spikes.config import AttributionConfig, DetectorConfig, SpikeConfig
-from train.spikes.confirm import Confirmation, innocents
+from train.spikes.confirm import Confirmation, innocents, trials_of
 from train.spikes.decide import judge_recovery
 from train.spikes.records import Verdict
 from train.spikes.rollback import RollbackRecord, rollbacks_from
@@ -137,6 +139,106 @@ def test_results_of_another_cut_are_not_taken(tmp_path: Path) -> None:
         # But that it was not the data holds for this window of this branch, whatever is flagged in it the next time.
         assert bool(other.read()) == (other.branch == 0)
         case.write({"unmasked": case.result([4.0])})
+
+
+def _at(case: Confirmation, alarm: int, lead: int = 8, patience: int = 8) -> Confirmation:
+    """The same question about an alarm at another step."""
+    record = dataclasses.replace(case.record, start=alarm - lead, alarm=alarm, stop=alarm + patience)
+    entries = tuple(dataclasses.replace(entry, evidence=record.evidence()) for entry in case.verdict.entries)
+    return dataclasses.replace(case, verdict=dataclasses.replace(case.verdict, entries=entries))
+
+
+@pytest.mark.parametrize(
+    ("alarm", "is_answered"),
+    [
+        (SPIKE_AT, True),
+        (SPIKE_AT + 1, True),  # where arithmetic is not repeated bit by bit, the alarm may come a step later
+        (SPIKE_AT - 1, True),  # ... or earlier
+        (SPIKE_AT + 7, True),
+        (SPIKE_AT + 8, False),  # the first step that the trials did not run; its window begins inside of theirs
+        (SPIKE_AT + 15, False),
+        (SPIKE_AT - 12, False),
+        (SPIKE_AT - 9, False),  # its window reaches into theirs
+    ],
+)
+def test_what_was_decided_about_a_window_answers_its_own_alarm_alone(
+    tmp_path: Path, alarm: int, is_answered: bool
+) -> None:
+    case = case_of(tmp_path)
+    found = {name: case.result([3.0]) for name in ("unmasked", "placebo")}
+    case.write({**found, **case.decide(found)})
+    assert bool(_at(case, alarm).read()) == is_answered
+
+
+def test_without_innocents_the_unmasked_trial_runs_alone_and_confirms_nothing(tmp_path: Path) -> None:
+    world = World(bad_from=SPIKE_AT - 8, share=1.0, planted=False, checkpoints=(0, 100))
+    verdict = verdict_on(world, dataclasses.replace(CONFIG, max_cut_fraction=1.0))
+    assert (verdict.action, verdict.placebo, verdict.report["placebo_tokens"]) == ("mask", (), 0)
+    assert trials_of(verdict) == ("unmasked",)
+    assert trials_of(Verdict.from_json(json.loads(json.dumps(verdict.to_json())))) == ("unmasked",)
+    case = Confirmation(RunPaths(tmp_path), 0, verdict, True)
+    high = float(case.record.recorded_loss or 0.0)
+    for loss, decision, outcome in ((high, "upheld", "recovered"), (0.0, "not_data", "not_data")):
+        found = {"unmasked": case.result([loss])}
+        decided = case.decide(found)
+        assert decided["decision"] == decision
+        assert ("no innocents" in decided["why"]) == (decision == "upheld")
+        case.write({**found, **decided})
+        assert case.read() == {**found, **decided}
+        record = rollbacks_from(case.with_trials(found, decision).entries)[-1]
+        assert set(record.trials or ()) == {"unmasked"}
+        assert judge_recovery(record, [0.0])["outcome"] == outcome
+
+
+@pytest.mark.parametrize("tried", [("unmasked",), ("unmasked", "placebo")])
+def test_what_is_decided_is_not_tried_again_though_another_cut_has_other_trials(
+    tmp_path: Path, tried: tuple[str, ...]
+) -> None:
+    """The steps done again may flag more, or less, and leave no innocents, or some."""
+    case = case_of(tmp_path)
+    alone = {**case.verdict.report, "placebo_tokens": 0}
+    other = dataclasses.replace(case, verdict=dataclasses.replace(case.verdict, placebo=(), report=alone))
+    first, then = (other, case) if len(tried) == 1 else (case, other)
+    assert first.missing({}) == list(tried)
+    assert first.missing({"unmasked": {}}) == list(tried[1:])
+    found = {name: first.result([3.0 if name == tried[-1] else 4.0]) for name in tried}
+    decided = {**found, **first.decide(found)}
+    assert decided["decision"] == "not_data"
+    first.write(decided)
+    again = then.read()
+    assert (again, then.missing(again)) == (decided, [])
+    assert then.decide(again)["decision"] == "not_data"
+    assert set(rollbacks_from(then.with_trials(again, "not_data").entries)[-1].trials or ()) == set(tried)
+
+
+def test_which_verdicts_ask_for_trials() -> None:
+    world = World(bad_from=SPIKE_AT, planted=False, checkpoints=(0, 100))
+    assert trials_of(verdict_on(world)) == ("unmasked", "placebo")
+    assert trials_of(verdict_on(world, dataclasses.replace(CONFIG, dry_run=True))) == ()
+    assert trials_of(verdict_on(world, dataclasses.replace(CONFIG, confirm="continue"))) == ()
+    assert trials_of(verdict_on(World(bad_from=10**9, checkpoints=(0, 100)), broken=True)) == ()
+
+
+def test_a_run_without_innocents_makes_the_unmasked_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read counts as odd here. The spike is only told, so that the same steps do not show it again."""
+    monkeypatch.setattr(loop, "SpikeWatch", BumpedWatch)
+    monkeypatch.setattr(BumpedWatch, "worse", {0: (15, 16, 17)})
+    monkeypatch.setattr(BumpedWatch, "broken", {})
+    made = make_dataset(tmp_path, spec())
+    job: dict[str, Any] = {
+        "steps": 22,
+        "model": {"dim": 16, "layers": 1, "heads": 2, "ffn": 24},
+        "checkpoint": {"every_steps": 6, "keep_last": 3},
+        "data": {"datasets": [str(made.path)], "batch": [{"start": 0, "global_batch": 8}]},
+        "spikes": spikes(confirm="full", attribution={**SPIKES["attribution"], "threshold": 1e-9}),
+    }
+    found = train(write_job(tmp_path, made.path, **job))
+    events = read_events(RunPaths(tmp_path / "run"))
+    verdicts = [event for event in events if event["kind"] == "verdict"]
+    assert {(one["placebo_tokens"], one["flagged_tokens"] == one["window_tokens"]) for one in verdicts} == {(0, True)}
+    assert [event["trial"] for event in events if event["kind"] == "trial"] == ["unmasked"]
+    assert [event["outcome"] for event in events if event["kind"] == "outcome"] == ["not_data"]
+    assert (found.outcome, found.rollbacks, read_skips(RunPaths(tmp_path / "run"))) == ("finished", 0, [])
 
 
 def test_without_trials_nothing_is_called_confirmed() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CUTTING", "OUTCOMES", "Case", "Event", "cases_of", "quiet_alarms"]
+__all__ = ["CUTTING", "OUTCOMES", "Case", "Event", "cases_of", "open_alarms", "quiet_alarms"]
 
 Event = Mapping[str, Any]
 
@@ -136,5 +136,31 @@ def _of_same_step(alarm: Event | None, verdict: Event) -> Event | None:
 
 def quiet_alarms(events: Sequence[Event]) -> list[tuple[int, int]]:
     """(branch, step) of alarms that came to nothing: the loss did not stay raised."""
-    over = [event for event in events if event.get("kind") == "alarm_over"]
-    return [(int(event.get("branch", 0)), int(event.get("alarm", event.get("step", 0)))) for event in over]
+    return [_alarm_of(event) for event in events if event.get("kind") == "alarm_over" and not _is_unwatched(event)]
+
+
+def open_alarms(events: Sequence[Event]) -> list[tuple[int, int]]:
+    """(branch, step) of alarms without an answer: those in which the watch was switched off, and the newest one of all
+    where the run ended, or stands, before its answer."""
+    found: list[tuple[int, int]] = []
+    waiting: tuple[int, int] | None = None
+    for event in events:
+        kind = event.get("kind")
+        if kind == "alarm":
+            waiting = _alarm_of(event)
+        elif kind in ("alarm_over", "verdict", "rollback"):
+            waiting = None
+        elif kind in ("start", "resume") and waiting is not None and int(event.get("step", 0)) <= waiting[1]:
+            waiting = None  # from a checkpoint before it: the same steps raise it again
+        if kind == "alarm_over" and _is_unwatched(event):
+            found.append(_alarm_of(event))
+    return [*dict.fromkeys([*found, *([] if waiting is None else [waiting])])]
+
+
+def _alarm_of(event: Event) -> tuple[int, int]:
+    return int(event.get("branch", 0)), int(event.get("alarm", event.get("step", 0)))
+
+
+def _is_unwatched(event: Event) -> bool:
+    """An alarm that was dropped: nobody saw what the loss did."""
+    return bool(event.get("why"))

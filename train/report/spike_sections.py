@@ -10,7 +10,7 @@ from loader.run_view import RunView
 
 from ..spikes.config import AttributionConfig
 from ..spikes.rollback import rollbacks_from
-from .cases import OUTCOMES, Case, Event, cases_of, quiet_alarms
+from .cases import OUTCOMES, Case, Event, cases_of, open_alarms, quiet_alarms
 from .documents import Told, segment_blocks
 from .reasons import how_to_read
 
@@ -58,9 +58,10 @@ def cases_of_run(view: RunView, events: Sequence[Event]) -> list[Case]:
 
 def spike_sections(view: RunView, events: Sequence[Event]) -> Iterator[Section]:
     """An overview of all alarms, what is cut, and one section a case."""
-    cases, quiet = cases_of_run(view, events), quiet_alarms(events)
-    if cases or quiet:
-        yield Section("Spikes", _overview(cases, quiet))
+    cases = cases_of_run(view, events)
+    overview = [*_overview(cases), *_alarm_lists(events)]
+    if overview:
+        yield Section("Spikes", overview)
     if view.entries:
         told, threshold = _told_of_entries(view, cases), _threshold(view)
         blocks: list[Block] = [_entry_table(view)]
@@ -72,7 +73,7 @@ def spike_sections(view: RunView, events: Sequence[Event]) -> Iterator[Section]:
         yield Section(f"Spike {number}", _case_blocks(case))
 
 
-def _overview(cases: Sequence[Case], quiet: Sequence[tuple[int, int]]) -> list[Block]:
+def _overview(cases: Sequence[Case]) -> list[Block]:
     blocks: list[Block] = []
     if cases:
         rows = [
@@ -90,10 +91,21 @@ def _overview(cases: Sequence[Case], quiet: Sequence[tuple[int, int]]) -> list[B
         blocks.append(Table(heads, rows, wide=("answer", "outcome")))
         if len(cases) > _MOST_CASES:
             blocks.append(Prose(f"and {len(cases) - _MOST_CASES:,} more: `tokenreel history` lists all."))
-    if quiet:
-        shown = ", ".join(f"{step} (branch {branch})" for branch, step in quiet[:_MOST_CASES])
-        more = f" and {len(quiet) - _MOST_CASES:,} more" if len(quiet) > _MOST_CASES else ""
-        blocks.append(Prose(f"Alarms that came to nothing, as the loss did not stay raised: at step {shown}{more}."))
+    return blocks
+
+
+def _alarm_lists(events: Sequence[Event]) -> list[Block]:
+    """Alarms that became no case."""
+    lists = {
+        "Alarms that came to nothing, as the loss did not stay raised": quiet_alarms(events),
+        "Alarms that are not answered, as the steps after them were not done or not watched": open_alarms(events),
+    }
+    blocks: list[Block] = []
+    for what, alarms in lists.items():
+        if alarms:
+            shown = ", ".join(f"{step} (branch {branch})" for branch, step in alarms[:_MOST_CASES])
+            more = f" and {len(alarms) - _MOST_CASES:,} more" if len(alarms) > _MOST_CASES else ""
+            blocks.append(Prose(f"{what}: at step {shown}{more}."))
     return blocks
 
 
@@ -173,7 +185,10 @@ def _trial_blocks(case: Case) -> list[Block]:
     blocks: list[Block] = [Table(heads, rows)]
     decision = case.decision or {}
     if decision.get("decision") == "upheld":
-        blocks.append(Prose("Verdict of the trials: upheld. Only the cut of the flagged documents is left to try."))
+        why = f", {decision['why']}" if decision.get("why") else ""
+        blocks.append(
+            Prose(f"Verdict of the trials: upheld{why}. Only the cut of the flagged documents is left to try.")
+        )
     elif decision.get("decision"):
         blocks.append(Prose(f"Verdict of the trials: not the data, as {decision.get('why') or 'it went without'}."))
     return blocks

@@ -1,7 +1,8 @@
 """``confirm: full``: was it the flagged documents, or would anything have done? Pure rules, and their state on disk.
 
 Two trials run the steps from the checkpoint to the window's end again, before anything is cut: one without a cut, one
-that masks (or drops) as many tokens of random innocents. A cause in the data shows in both. What a trial found is
+that masks (or drops) as many tokens of random innocents. A cause in the data shows in both. Where the window holds no
+innocent there is no placebo: the other trial runs alone, and nothing is called confirmed. What a trial found is
 sealed in ``RUN/trials/`` under a key of all that shaped it, so a run killed at any moment either finds the result or
 makes the same one again.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import xxhash
@@ -30,10 +31,18 @@ from .rollback import RollbackRecord, recovered, rollbacks_from
 if TYPE_CHECKING:
     from loader.order.skips import SkipEntry
 
-__all__ = ["TRIALS", "Confirmation", "innocents", "placebo_entries"]
+__all__ = ["Confirmation", "innocents", "placebo_entries", "trials_of"]
 
-TRIALS = ("unmasked", "placebo")
-"""In the order in which they run."""
+_UNMASKED, _PLACEBO = "unmasked", "placebo"
+_TOKENS: Final = "placebo_tokens"
+"""In the report of a verdict that asks for trials."""
+
+
+def trials_of(verdict: Verdict) -> tuple[str, ...]:
+    """The trials that a verdict asks for, in the order in which they run; a range skip, for one, has none."""
+    if verdict.placebo:
+        return _UNMASKED, _PLACEBO
+    return (_UNMASKED,) if verdict.report.get(_TOKENS) == 0 else ()
 
 
 def innocents(columns: SegmentColumns, found: Attribution, key: str) -> tuple[tuple[int, ...], int]:
@@ -105,7 +114,9 @@ class Confirmation:
         """Results so far: trial -> {losses, loss, ..}, and ``decision`` once there is one.
 
         Where arithmetic is not repeated bit by bit, the steps that are done again behind a ``not_data`` may flag other
-        documents: what was decided about this window then still holds, or the question would never end.
+        documents, and raise the alarm a step sooner or later: what was decided about this window then still holds, or
+        the question would never end. It is the window of the alarm that it holds, no other: windows begin before their
+        alarms, so that those of the next spike may share steps with this one, which no trial was made for.
 
         Raises:
             DamageError: a file is damaged.
@@ -116,10 +127,14 @@ class Confirmation:
             return dict(read_sealed(path)["found"])
         for other in sorted(folder.glob("[!.]*.json")):
             value = read_sealed(other)
-            overlaps = value["start"] < record.stop and record.start < value["stop"]
-            if overlaps and value["branch"] == self.branch and value["found"].get("decision") == "not_data":
+            holds_it = value["start"] <= record.alarm < value["stop"]
+            if holds_it and value["branch"] == self.branch and value["found"].get("decision") == "not_data":
                 return dict(value["found"])
         return {}
+
+    def missing(self, found: Mapping[str, Any]) -> list[str]:
+        """The trials that are still to run, in order; none once it is decided."""
+        return [] if "decision" in found else [name for name in trials_of(self.verdict) if name not in found]
 
     def write(self, found: Mapping[str, Any]) -> None:
         """Keep the results, durably and in one piece; the leading process of a run does."""
@@ -139,11 +154,16 @@ class Confirmation:
 
     def decide(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """``upheld``, or ``not_data``: the spike is gone without the cut too."""
-        gone = [name for name in TRIALS if found[name]["removed"]]
+        if "decision" in found:  # about this window, perhaps by trials of another cut
+            return {"decision": found["decision"], "why": found["why"]}
+        trials = trials_of(self.verdict)
+        gone = [name for name in trials if found[name]["removed"]]
         why = {
-            "unmasked": "the same data do not spike again",
-            "placebo": "masking random innocents removes the spike too",
+            _UNMASKED: "the same data do not spike again",
+            _PLACEBO: "masking random innocents removes the spike too",
         }
+        if not gone and _PLACEBO not in trials:
+            return {"decision": "upheld", "why": "without a placebo, as the window holds no innocents"}
         return {"decision": "not_data" if gone else "upheld", "why": "; ".join(why[name] for name in gone)}
 
     def goes_on(self, decision: str) -> bool:
@@ -152,7 +172,7 @@ class Confirmation:
 
     def with_trials(self, found: Mapping[str, Any], decision: str) -> Verdict:
         """The verdict whose entries remember the trials."""
-        told = {name: found[name]["loss"] for name in TRIALS}
+        told = {name: found[name]["loss"] for name in (_UNMASKED, _PLACEBO) if name in found}
         record = replace(self.record, trials=told, upheld=decision == "upheld")
         entries = tuple(replace(entry, evidence=record.evidence()) for entry in self.verdict.entries)
         return replace(self.verdict, entries=entries)
