@@ -62,4 +62,4 @@ def test_flat_over_batches_through_a_small_cache(
     assert 3 * max(cached) < 4 * total, "the cache holds a part: shards come again and again"
     assert shards > 20
     assert max(memory[4:]) <= memory[4] * 1.05 + 4, memory
-    assert max(descriptors[4:]) <= descriptors[4] + 8, descriptors
+    assert max(descriptors[5:]) <= max(descriptors[:5]) + 8, descriptors  # as many shards are open as windows need
