@@ -18,7 +18,19 @@ from .during import Evaluation
 from .perplexity import open_held_out
 from .run import open_tasks
 
-__all__ = ["evaluate_run"]
+__all__ = ["evaluate_run", "rows_of_call"]
+
+CALL_TOKENS = 1 << 14
+"""Tokens of one call of the model, whole rows (one at least), where the run has no ``micro_batch``."""
+
+
+def rows_of_call(micro_batch: int | None, global_batch: int, seq_len: int) -> int:
+    """Rows of one call of the model, by one process. Without a ``micro_batch`` the run's ranks shared the batch,
+    however many they were; the whole of it may be more than one process can hold.
+
+    Loss and log-likelihoods depend on the rows in their rounding alone: by 1e-6 relative at most in float32.
+    """
+    return micro_batch or min(global_batch, max(1, CALL_TOKENS // seq_len))
 
 
 def evaluate_run(job: Job, name: str | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -29,12 +41,13 @@ def evaluate_run(job: Job, name: str | None, say: Callable[[str], None]) -> dict
 
     Raises:
         ConfigError: no such checkpoint, task or Dataset, or nothing to ask. DamageError: one is damaged.
+        RefusedError: programs are to be run, and cannot be held on this machine.
     """
     config = job.config
-    rows = config.micro_batch or config.data.batch[0].global_batch
     checkpoint = _checkpoint(job, name, say)
     torch.set_num_threads(config.run.threads)
     sources = open_job_sources(job)
+    rows = rows_of_call(config.micro_batch, config.data.batch[0].global_batch, sources.seq_len)
     held_out = open_held_out(job.open(config.validation), sources, config.evaluate.samples, rows)
     tasks = open_tasks(config.evaluate, sources, job.paths.root)
     evaluation = Evaluation(held_out, tasks, rows, sources.seq_len, sources.filler, config.evaluate.execute_code)
