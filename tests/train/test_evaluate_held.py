@@ -20,8 +20,11 @@ import pytest
 from support.ordinary_user import as_ordinary_user, kernel_without, kernel_without_filters
 
 from loader.errors import RefusedError
+from train.evaluate import limited_files
 from train.evaluate.execute import need_limits, passes
+from train.evaluate.libc import call
 from train.evaluate.limited_calls import CALLS, MACHINES, install, start
+from train.evaluate.limited_files import keep_files
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in MACHINES, reason="programs are run where they can be held"
@@ -242,3 +245,39 @@ def test_a_filter_of_another_machine_ends_the_process() -> None:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert as_ordinary_user(work) == -signal.SIGSYS
+
+
+@pytest.mark.parametrize("abi", range(1, 8))
+def test_every_landlock_there_was_keeps_files(abi: int) -> None:
+    def work(home: Path) -> Any:
+        if call("syscall", LANDLOCK, None, 0, 1) < abi:
+            return "newer than this kernel"
+        (home / "own").mkdir()
+        (home / "closed/within").mkdir(parents=True)
+        (home / "closed").chmod(0)
+        (home / "precious").write_text("x")
+        limited_files._abi = lambda: abi  # in this forked process alone
+        call("prctl", 38, 1, 0, 0, 0)
+        assert keep_files(("/usr", str(home / "closed/within"), str(home / "nowhere")), (str(home / "own"),))
+        (home / "own/file").write_text("y")
+        assert (home / "own/file").read_text() == "y"
+        assert os.listdir("/usr")
+        refused = []
+        for name, do in (
+            ("read", (home / "precious").read_text),
+            ("write", lambda: (home / "precious").write_text("z")),
+            ("remove", (home / "precious").unlink),
+            ("move", lambda: (home / "own/file").rename(home / "own2")),
+            ("make", (home / "new").mkdir),
+            ("program", lambda: os.execv("/usr/bin/true", ["true"])),
+        ):
+            try:
+                do()
+            except OSError:
+                refused.append(name)
+        return refused
+
+    assert as_ordinary_user(work) in (
+        ["read", "write", "remove", "move", "make", "program"],
+        "newer than this kernel",
+    )

@@ -68,6 +68,10 @@ class Limits:
         )
 
 
+_PATIENT = Limits(clock_s=120.0)  # many processes begin at once, from a cold disk
+_UNENDED = f"a harmless one did not end in {_PATIENT.clock_s:.0f} s"
+
+
 def passes(program: str, limits: Limits | None = None) -> bool:
     """Whether a program runs to its last line within the limits; leaving early in any way counts as failed, and so does
     a program that could not be held, which is not run.
@@ -82,12 +86,12 @@ def need_limits() -> None:
         RefusedError: ``TR-EVALUATE-CODE``: they cannot; it says why.
     """
     with tempfile.TemporaryFile() as told:
-        if _run(_HARMLESS, Limits(), told.fileno()):
+        if _run(_HARMLESS, _PATIENT, told.fileno()):
             return
         told.seek(0)
         lines = told.read().decode("utf-8", "replace").strip().splitlines()
     raise RefusedError(
-        "TR-EVALUATE-CODE", f"programs that a model writes cannot be held here: {lines[-1] if lines else 'no reason'}",
+        "TR-EVALUATE-CODE", f"programs that a model writes cannot be held here: {lines[-1] if lines else _UNENDED}",
         "evaluate.execute_code", "Linux on x86_64 or aarch64, with filters of system calls (seccomp)",
         "the same without execute_code: the task is then not scored",
     )  # fmt: skip

@@ -46,7 +46,7 @@ def keep_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
     """From now on this process reads files beneath ``readable`` and writes those beneath ``writable``, and can do
     nothing else to a file; nor can it signal processes outside where the kernel is new enough (6.12). For good.
 
-    The process must have given up new privileges. Paths that are not there are left out. Rights, owners, times and
+    The process must have given up new privileges. Paths that it does not reach are left out. Rights, owners, times and
     attributes of files are none of Landlock's business, see ``limited_calls``.
 
     Returns:
@@ -76,7 +76,7 @@ def keep_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
