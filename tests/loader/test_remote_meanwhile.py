@@ -121,6 +121,21 @@ def test_a_cache_on_another_disk(
     assert list(cached_files(other_disk))
 
 
+@pytest.mark.usefixtures("proxy")
+def test_a_cache_that_is_cleared_while_a_stream_runs_costs_time_alone(
+    made: MadeDataset, local: list[int], s3_server: S3Server, tmp_path: Path
+) -> None:
+    """The whole folder with its locks and leases, before each of the first steps, while threads fetch ahead."""
+    url, found = upload(s3_server, "meanwhile-cleared", made.path), list[int]()
+    with open_remote(url, tmp_path / "cache", cache_bytes=30_000) as stream:
+        for step in range(25):
+            if step < 10:
+                shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+            found += digests(stream, 1)
+        assert list(cached_files(tmp_path / "cache"))
+    assert found == local
+
+
 _READER = """
 import sys
 from pathlib import Path
