@@ -40,6 +40,7 @@ _KNOWN = frozenset(
         "ledger",
         "checkpoints",
         "trials",
+        "replaced",
         "tensorboard",
         "wandb",
     }
@@ -67,8 +68,8 @@ def verify_run(path: Path | str) -> list[Finding]:
         for branch in sorted(paths.ledger.iterdir()):
             guard(partial(_check_ledgers, paths, branch.name))
     trials = paths.root / "trials"
-    for path in sorted(trials.glob("[!.]*.json")) if trials.is_dir() else ():
-        guard(partial(read_sealed, path))
+    for trial in sorted(trials.glob("[!.]*.json")) if trials.is_dir() else ():
+        guard(partial(read_sealed, trial))
     if not findings:
         guard(partial(ledger_of, paths))
     for folder in sorted(paths.checkpoints.iterdir()) if paths.checkpoints.is_dir() else ():
