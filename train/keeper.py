@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loader.run_folder import RunPaths
+from loader.files import digest_bytes
+from loader.run_folder import RunPaths, read_events
 
-from .checkpoint import Checkpoint
+from .checkpoint import COMMIT_NAME, Checkpoint
 from .checkpoint_config import CheckpointConfig
 from .retention import newest_of_days, remove_older
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from .upload import Uploader
 
 __all__ = ["Keeper"]
+
+_POLL_S = 0.1
 
 
 class Keeper:
@@ -48,10 +52,25 @@ class Keeper:
         """What uploads have come to since the last call, as keyword arguments of ``Session.event``."""
         return [] if self._uploader is None else self._uploader.take_events()
 
-    def finish(self, *, wait: bool) -> list[dict[str, Any]]:
-        """End the upload in flight: ``wait`` for its end, or give it a few seconds where a grace time runs."""
+    def catch_up(self, newest: Checkpoint) -> None:
+        """Upload a checkpoint that an earlier start saved, unless the run's events say that it is there."""
+        if self._uploader is None:
+            return
+        digest = digest_bytes((newest.path / COMMIT_NAME).read_bytes())[:12]
+        events = [event for event in read_events(self._paths) if event["kind"] == "checkpoint_uploaded"]
+        if not any(event["checkpoint"].endswith(digest) for event in events):
+            self._uploader.begin(newest)
+
+    def finish(self, *, wait: bool, stop_requested: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
+        """End the upload in flight: ``wait`` for its end until a stop is requested; else, and then, give it a few
+        seconds, as a grace time runs."""
         if self._uploader is not None:
-            self._uploader.finish(None if wait else 5.0)
+            needed = self._uploader.needed() if wait and not stop_requested() else []
+            if needed:
+                self._say(f"waiting for the upload of step {needed[-1].facts.step}; Ctrl-C ends the wait")
+            while needed and self._uploader.needed() and not stop_requested():
+                time.sleep(_POLL_S)
+            self._uploader.finish(5.0)
         return self.events()
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import torch
@@ -22,10 +21,11 @@ from loader.stream.stream import Stream
 from .ahead import CountedBatches
 from .checkpoint import Checkpoint, CheckpointFacts, list_checkpoints
 from .evaluate.during import Evaluation
+from .evaluate.earlier import evaluated_earlier
 from .evaluate.share import share_of
 from .job import Job
 from .keeper import Keeper
-from .lineage import lineage_of
+from .lineage import lineage_checkpoints, lineage_of
 from .metrics.begin import Attempt, begin_recorder
 from .metrics.clock import StepClock
 from .metrics.recorder import Recorder
@@ -185,9 +185,11 @@ class Session:
         config = self.job.config
         if self.state.pipeline is not None:
             self.state.pipeline.prepare(batches_to_come(self.opened.plan, self.next_step), config.micro_batch)
+        if self.opened.resumed and self.next_step and self._due(config.evaluate.every_steps):
+            self._evaluate_late()
         pending: deque[PackedStep] = deque()
         stopping = False
-        while self.next_step < self._stop_step and not stopping:
+        while self.next_step < self._stop_step:
             pending.append(self._step())
             boundary = self._is_boundary(self.next_step)
             while len(pending) > (0 if boundary else self._lag):
@@ -195,26 +197,39 @@ class Session:
                 stopping = stopping or read.stop
                 if self._acts(act, read):
                     return "left"
-            if self._due(config.evaluate.every_steps):
-                with self._clock.part("evaluation"):
-                    self._evaluate()
-            if self._due(config.checkpoint.every_steps) and self.next_step < self._stop_step and not stopping:
+            if stopping or self.next_step >= self._stop_step:
+                break
+            if self._due(config.checkpoint.every_steps):
                 with self._clock.part("checkpoint"):
                     self.save()
+            if self._due(config.evaluate.every_steps):  # behind the save: one that fails costs no step
+                self._evaluate()
         while pending:
             if self._acts(act, self._record(pending.popleft())):
                 return "left"
-        with self.setting.undisturbed():
-            self.save()
-            self.saver.wait()
-            ended = self.next_step >= self._stop_step
-            self._tell(self.setting.world.share_slowly(lambda: self.keeper.finish(wait=ended)))
+        self._end()
         if self._stop_step < config.steps and self.next_step == self._stop_step:
             end = self.opened.plan.config.stop_position
             self.setting.say(
                 f"the plan ends at position {end}: finished after {self.next_step} of {config.steps} steps"
             )
         return "stopped" if stopping and self.next_step < self._stop_step else "finished"
+
+    def _end(self) -> None:
+        """Save, evaluate what is saved, and see it uploaded: what follows the save may fail, or be broken off."""
+        with self.setting.undisturbed():
+            self.save()
+            self.saver.wait()
+        if self.last is not None and self._due(self.job.config.evaluate.every_steps):
+            self._evaluate()
+        self._tell(self.setting.world.share_slowly(self._see_uploaded))
+
+    def _see_uploaded(self) -> list[dict[str, Any]]:
+        """Wait for the upload where the run is finished; the leading process does."""
+        finished = self.next_step >= self._stop_step
+        if finished and self.last is None and self.opened.resumed:  # an earlier start may not have come to it
+            self.keeper.catch_up(lineage_checkpoints(self.job.paths.checkpoints, self.opened.branches)[-1])
+        return self.keeper.finish(wait=finished, stop_requested=self.setting.stop_requested)
 
     def _acts(self, act: Callable[[ReadStep], bool], read: ReadStep) -> bool:
         with self._clock.part("spikes"):
@@ -255,29 +270,40 @@ class Session:
         if self._ledger is not None and self._recorder is not None:
             with self._clock.part("ledger"):
                 self._ledger.append(ledger_record(read, self.setting.sources.names))
-            self._recorder.step(read, self._tokens_of(read.record.step))
+            samples = self.opened.plan.step_samples(read.record.step)
+            self._recorder.step(read, samples * self.setting.sources.seq_len)
         self.last = read
         return read
-
-    def _tokens_of(self, step: int) -> int:
-        return self.opened.plan.step_samples(step) * self.setting.sources.seq_len
 
     def _evaluate(self) -> None:
         evaluation, world = self.setting.evaluation, self.setting.world
         if evaluation.is_empty:
             return
-        found = evaluation(self.state.model, self._options.inputs, share_of(world, self.state.pipeline))
-        for part in self.state.parts:
-            drop_gathered(part)
+        with self._clock.part("evaluation"):
+            found = evaluation(self.state.model, self._options.inputs, share_of(world, self.state.pipeline))
+            for part in self.state.parts:
+                drop_gathered(part)
         self.event("evaluation", self.next_step, **found.to_event())
         if self._recorder is not None:
             self._recorder.evaluation(self.next_step, found.to_line())
         self.setting.say(f"step {self.next_step} {found.to_text()}")
-        if not found.sources:
-            return
-        decision = self.watch.observe_validation(self.next_step, found.loss)
-        if decision.kind == "report":
-            details = dict(decision.event)
+        if found.sources:
+            self._observe(found.loss)
+
+    def _evaluate_late(self) -> None:
+        """What came of the evaluation of the step where this session begins; or the evaluation, if nothing did."""
+        paths = self.job.paths
+        known = self.setting.world.share(lambda: evaluated_earlier(paths, self.opened.branches, self.next_step))
+        if known is None:
+            self._evaluate()
+        elif known["loss"] is not None:
+            self._observe(known["loss"], known["kinds"])
+
+    def _observe(self, loss: float, told: Sequence[str] = ()) -> None:
+        """Show the watch a held-out loss; ``told``: kinds of events that need not be told again."""
+        decision = self.watch.observe_validation(self.next_step, loss)
+        details = dict(decision.event)
+        if decision.kind == "report" and details["kind"] not in told:
             self.event(details.pop("kind"), details.pop("step", self.next_step), **details)
 
     def save(self) -> None:
@@ -317,7 +343,6 @@ class Session:
             self._recorder.flush()
 
     def _tell(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Note what became of checkpoints beside the training."""
         for details in events:
             self.event(**details)
 
@@ -336,7 +361,5 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -81,7 +81,7 @@ class Uploader:
             thread.join(timeout_s)
             self._stop.set()
             if thread.is_alive() and timeout_s:
-                self._say("an upload did not end in time: the next save makes up for it")
+                self._say("an upload did not end in time: the next save, or the next start, makes up for it")
 
     def take_events(self) -> list[dict[str, Any]]:
         """What was uploaded, or failed, since the last call."""
