@@ -22,9 +22,10 @@ from loader.errors import ConfigError, DamageError, RefusedError
 from loader.files import write_atomic
 from loader.remote.store import is_url
 from loader.run_data import data_in_force
-from loader.run_folder import RunPaths, create_run, read_config, read_identity, write_config
+from loader.run_folder import RUN_FORMAT, RunPaths, create_run, read_config, read_identity, write_config
 from loader.run_view import dataset_entries, relative_datasets
 from loader.runs import ledger_of, read_branches
+from loader.sealed import write_sealed
 from loader.settings import Loaded, to_plain
 from loader.sources import Sources, open_sources
 from loader.yaml_tree import parse_yaml
@@ -165,22 +166,22 @@ def establish(job: Job, sources: Sources) -> Changes:
     """
     from loader.order import ORDER_VERSION
 
+    identity: dict[str, Any] = {
+        "run_id": secrets.token_hex(8),
+        "datasets": dataset_entries(sources, job.config.data.datasets),
+        "order_version": ORDER_VERSION,
+        "package_version": _package_version(),
+    }
     if not job.paths.identity.exists():
-        identity: dict[str, Any] = {
-            "run_id": secrets.token_hex(8),
-            "datasets": dataset_entries(sources, job.config.data.datasets),
-            "order_version": ORDER_VERSION,
-            "package_version": _package_version(),
-        }
         create_run(job.paths, identity, job.semantic)
         return Changes()
+    if _did_nothing(job.paths):
+        return _begin_anew(job, identity)
     identity, stored = read_identity(job.paths), read_config(job.paths)
     began_with = data_in_force(stored, identity, read_branches(job.paths)).datasets
     differing = _differences(job.semantic, stored)
     fixed = [item for item in differing if not _under(item[0], (*_FREE, *_LATER))]
-    if fixed and _did_nothing(job.paths):
-        write_config(job.paths, job.semantic)
-    elif fixed:
+    if fixed:
         lines = "".join(f"\n  {key}: {_shown(here)}, the run has {_shown(there)}" for key, here, there in fixed)
         raise RefusedError(
             "TR-RUN-DIFFERS", f"the folder holds a run of another configuration{lines}", str(job.paths.root),
@@ -193,7 +194,21 @@ def establish(job: Job, sources: Sources) -> Changes:
             raise RefusedError(
                 "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], expected, next_command
             )
-    keys = [key for key, _, _ in differing]
+    return _changes([key for key, _, _ in differing])
+
+
+def _begin_anew(job: Job, identity: Mapping[str, Any]) -> Changes:
+    """Let a run that did nothing begin as this job says, its data included; the keys that differ are told as ever."""
+    stored = read_config(job.paths)
+    if read_identity(job.paths)["datasets"] != identity["datasets"]:
+        run_id = read_identity(job.paths)["run_id"]
+        write_sealed(job.paths.identity, {**RUN_FORMAT, **identity, "run_id": run_id})
+    if job.semantic != stored:
+        write_config(job.paths, job.semantic)
+    return _changes([key for key, _, _ in _differences(job.semantic, stored)])
+
+
+def _changes(keys: Sequence[str]) -> Changes:
     later = tuple(key for key in keys if _under(key, _LATER))
     return Changes(tuple(key for key in keys if key not in later), later)
 
