@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import warnings
@@ -48,6 +49,7 @@ __all__ = [
     "pin",
     "pin_for_alarm",
     "pin_steps",
+    "pinned_steps",
     "remove_unfinished",
     "save_checkpoint",
     "unpin_alarms",
@@ -59,6 +61,7 @@ COMMIT_NAME = "COMMIT.json"
 """The record that makes a folder a checkpoint; written last."""
 _FORMAT = {"format": "tokenreel-checkpoint", "version": 1}
 _PINS, _ALARM = "pinned", ".alarm"
+_PINNED = re.compile(r"step_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -343,6 +346,13 @@ def unpin_alarms(folder: Path) -> None:
 def is_pinned(path: Path) -> bool:
     """Whether the checkpoint at ``path`` is kept, for good or for an alarm."""
     return any((path.parent / _PINS / (path.name + kind)).exists() for kind in ("", _ALARM))
+
+
+def pinned_steps(folder: Path) -> set[int]:
+    """Steps of which a checkpoint is kept. A store has one name for what lies here as ``step_000100-2``, and another
+    machine numbers anew: there a pin holds for all checkpoints of its step."""
+    found = (_PINNED.match(path.name) for path in (folder / _PINS).glob("step_*"))
+    return {int(match[1]) for match in found if match is not None}
 
 
 def remove_unfinished(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from loader.run_folder import RunPaths, read_events
 
 from .checkpoint import COMMIT_NAME, Checkpoint
 from .checkpoint_config import CheckpointConfig
-from .retention import newest_of_days, remove_older
+from .retention import for_window, newest_of_days, remove_older
 
 if TYPE_CHECKING:
     from .upload import Uploader
@@ -31,22 +31,35 @@ class Keeper:
     def __init__(self, paths: RunPaths, config: CheckpointConfig, say: Callable[[str], None], *, leads: bool) -> None:
         self._paths, self._config, self._say = paths, config, say
         self._uploader: Uploader | None = None
+        self._passed_over: set[str] = set()
         if leads and config.upload is not None:
             from .upload import Uploader
 
             self._uploader = Uploader(config.upload, paths, config, say)
 
-    def follow(self, own: Sequence[Checkpoint]) -> None:
-        """Called with the checkpoints of the branch, oldest first, the last of them new and proven intact."""
+    def pass_over(self, names: set[str]) -> None:
+        """Folders known to be damaged, now or later: they take no intact checkpoint's place among those that stay."""
+        self._passed_over = names
+
+    def follow(self, own: Sequence[Checkpoint], window_start: int | None = None) -> None:
+        """Called with the checkpoints of the branch, oldest first, the last of them new and proven intact.
+
+        Args:
+            window_start: where the window of an alarm at the next step would begin; None: no alarm is raised.
+        """
+        self._passed_over.discard(own[-1].path.name)  # a name that retention had set free
+        own = [one for one in own if one.path.name not in self._passed_over]
         latest = own[-self._config.keep_last :]
         needed = [] if self._uploader is None else self._uploader.needed()
         try:
             kept = [*newest_of_days(own, self._config.keep_daily), *needed]
+            if window_start is not None:
+                kept += [own[index] for index in for_window([one.facts.step for one in own], window_start)]
             remove_older(self._paths.checkpoints, latest, kept)
         except OSError as error:  # an old checkpoint too many is no reason to end
             self._say(f"cannot remove an old checkpoint: {error.strerror}: {error.filename}")
         if self._uploader is not None:
-            self._uploader.begin(own[-1])
+            self._uploader.begin(own[-1], window_start)
 
     def events(self) -> list[dict[str, Any]]:
         """What uploads have come to since the last call, as keyword arguments of ``Session.event``."""

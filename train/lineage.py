@@ -11,7 +11,7 @@ from loader.runs import Branch
 from .checkpoint import Checkpoint, list_checkpoints, open_checkpoint, verify_checkpoint, verify_together
 from .world import World
 
-__all__ = ["in_lineage", "lineage_checkpoints", "lineage_of", "named_checkpoint", "newest_valid"]
+__all__ = ["damaged_name", "in_lineage", "lineage_checkpoints", "lineage_of", "named_checkpoint", "newest_valid"]
 
 
 def _limits(branches: Sequence[Branch]) -> dict[int, int | None]:
@@ -75,6 +75,12 @@ def newest_valid(
         except DamageError as error:
             damaged(error)
     return None
+
+
+def damaged_name(folder: Path, error: DamageError) -> str:
+    """The name of the checkpoint below ``folder`` in which ``error`` found damage; "": it names none."""
+    place = Path(error.place or "")
+    return next((path.name for path in (place, *place.parents) if path.parent == folder and path != folder), "")
 
 
 def named_checkpoint(folder: Path, name: str) -> Checkpoint:

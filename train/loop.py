@@ -28,7 +28,7 @@ from .checkpoint import Checkpoint, load_tensors, pin, pin_for_alarm, remove_unf
 from .context import RunContext
 from .huggingface.begin import begin_from_weights
 from .job import Changes, Job, establish, job_of_run, write_job_file
-from .lineage import lineage_checkpoints, newest_valid
+from .lineage import damaged_name, lineage_checkpoints, newest_valid
 from .schedule import check_annealing
 from .session import Opened, Session, Setting, TakeStep
 from .spikes.confirm import Confirmation, trials_of
@@ -94,6 +94,17 @@ def _fetch(setting: Setting) -> None:
     fetch_newest(upload, setting.job.paths, setting.say)
 
 
+def _from_store(setting: Setting, told: set[str]) -> bool:
+    """Whether an intact checkpoint came from the store, where all that are here are damaged; asked once a process."""
+    upload = setting.job.config.checkpoint.upload
+    if upload is None or "the store was asked" in told:
+        return False
+    from .remote_checkpoints import fetch_instead
+
+    told.add("the store was asked")
+    return setting.world.share_slowly(lambda: fetch_instead(upload, setting.job.paths, setting.say) is not None)
+
+
 def begin_run(setting: Setting) -> Changes:
     """Make the run's folder, or check that it belongs to this job, and clear what a dead process left; the leading
     process does."""
@@ -115,7 +126,7 @@ class Driver:
         self._job, self._sources, self._world = setting.job, setting.sources, setting.world
         self._state = build_state(self._job.config, self._sources, self._world)
         self._rollbacks = 0
-        self._told: set[str] = set()
+        self._told: set[str] = set()  # texts, and names of damaged checkpoints
         self._stopped = False
 
     def run(self) -> RunResult:
@@ -137,7 +148,7 @@ class Driver:
         """Name a damaged checkpoint, once a process."""
         if str(error) in self._told:
             return
-        self._told.add(str(error))
+        self._told |= {str(error), damaged_name(self._job.paths.checkpoints, error)}
         if not self._world.leads:
             return
         self._setting.say(f"damaged checkpoint, left alone: {error}")
@@ -166,6 +177,7 @@ class Driver:
         take = self._steps(plan, stream)
         opened = Opened(branches, plan, self._state, watch, stream, checkpoint is not None, take)
         session = Session(self._setting, opened)
+        session.keeper.pass_over(self._told)
         where = None if checkpoint is None else checkpoint.path.name
         mesh_json = self._world.mesh.shape.to_json()
         starts = checkpoint is None and session.next_step == first_step
@@ -210,6 +222,8 @@ class Driver:
             folder = self._job.paths.checkpoints
             checkpoint = newest_valid(folder, branches, last_step, self._damaged, self._world)
             if checkpoint is None:
+                if last_step is None and _from_store(self._setting, self._told):
+                    continue
                 refuse_silent_restart(self._job.paths)
                 self._state = build_state(self._job.config, self._sources, self._world)
                 begin_from_weights(self._job, self._state, branches[-1].number, self._setting.say)

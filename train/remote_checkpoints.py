@@ -1,4 +1,4 @@
-"""Uploaded checkpoints: which are there, and the newest valid one back onto a machine that has none.
+"""Uploaded checkpoints: which are there, and the newest valid one back onto a machine that has none, or older ones.
 
 Nothing of a store is trusted: names are checked, COMMIT.json knows when it was touched, and every file is hashed before
 it counts.
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loader.block_hashes import BlockDigest
-from loader.errors import DamageError, RefusedError, TokenreelError
+from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
 from loader.files import TEMPORARY_PREFIX, fsync_folder, make_folder
 from loader.remote.store import RemoteFile, Store, open_store
 from loader.remote.store_failures import StoreError, Transfer, with_retries
@@ -28,9 +28,9 @@ from loader.sealed import unseal
 
 from .checkpoint import COMMIT_NAME, free_path, list_checkpoints, open_checkpoint, verify_checkpoint
 from .lineage import in_lineage
-from .run_record import restore_record
+from .run_record import catch_up, is_half, refuse_fork, restore_record
 
-__all__ = ["RemoteCheckpoint", "fetch_before", "fetch_newest", "hash_object", "list_remote"]
+__all__ = ["RemoteCheckpoint", "fetch_before", "fetch_instead", "fetch_newest", "hash_object", "list_remote"]
 
 _LABEL = re.compile(r"(\d{8,})-(\d{4}-\d\d-\d\d|unknown)-(step_\d{6,})-[0-9a-f]{12}")
 _T = TypeVar("_T")
@@ -49,6 +49,11 @@ class RemoteCheckpoint:
     day: str
     name: str
     files: tuple[RemoteFile, ...]
+
+    @property
+    def step(self) -> int:
+        """Steps done, as the label says it."""
+        return int(self.name.removeprefix("step_"))
 
     @property
     def complete(self) -> bool:
@@ -83,10 +88,15 @@ def hash_object(store: Store, file: RemoteFile, transfer: Transfer) -> str:
 
 
 class _Fetcher:
-    """Brings one run's checkpoints back."""
+    """Brings one run's checkpoints back.
 
-    def __init__(self, url: str, paths: RunPaths, transfer: Transfer) -> None:
+    Args:
+        why: what is told with each of them. follows: the run's own files follow the record that comes with them.
+    """
+
+    def __init__(self, url: str, paths: RunPaths, transfer: Transfer, why: str, *, follows: bool = False) -> None:
         self._url, self._paths, self._transfer = url.rstrip("/"), paths, transfer
+        self._why, self._follows = why, follows
         self._store, self._stop = open_store(self._url, transfer), threading.Event()
 
     def _list(self, folder: str) -> list[RemoteFile]:
@@ -120,24 +130,29 @@ class _Fetcher:
         """Brings checkpoints here until one is of the current branch, which is returned; None: none is."""
         for remote in candidates:
             try:
-                found = self.fetch(remote)
+                found, aside = self.fetch(remote)
             except (DamageError, StoreError) as error:
                 say(f"damaged upload {remote.label}, left alone: {error}")
                 continue
-            say(f"no checkpoint here: taken up from {self._url}/{remote.files[0].path.rpartition('/')[0]}")
+            say(f"{self._why}: step {remote.step} taken up from {self._place(remote)}")
+            if aside is not None:
+                say(f"what this folder alone had recorded lies in {aside}")
             if in_lineage(open_checkpoint(found), read_branches(self._paths)):
                 return found
         return None
 
-    def fetch(self, remote: RemoteCheckpoint) -> Path:
-        """One checkpoint, verified, in its place; its folder.
+    def _place(self, remote: RemoteCheckpoint) -> str:
+        return f"{self._url}/{remote.files[0].path.rpartition('/')[0]}"
+
+    def fetch(self, remote: RemoteCheckpoint) -> tuple[Path, Path | None]:
+        """One checkpoint, verified, in its place; its folder, and that of what its record replaced.
 
         Raises:
             DamageError: it is not what was uploaded. JobError, ConfigError: the store does not give it.
+            RefusedError: the run has gone another way here.
             OSError: the file system refused.
         """
-        folder = self._paths.checkpoints
-        place = f"{self._url}/{remote.files[0].path.rpartition('/')[0]}"
+        folder, place = self._paths.checkpoints, self._place(remote)
         make_folder(folder)
         temporary = folder / f"{TEMPORARY_PREFIX}{remote.number}-{secrets.token_hex(4)}-{remote.name}"
         temporary.mkdir()
@@ -146,19 +161,28 @@ class _Fetcher:
             self._download(files, COMMIT_NAME, temporary)
             found = open_checkpoint(temporary)
             record = unseal(self._bytes(files, "RUN.json", place), f"{place}/RUN.json")
+            if self._follows and self._paths.identity.exists():
+                refuse_fork(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
             for name in found.files:
                 self._download(files, name, temporary)
             verify_checkpoint(found)
             fsync_folder(temporary)
-            if not self._paths.identity.exists():
-                restore_record(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
+            aside = self._bring_record(record, files, place)
             final = free_path(folder, found.facts.step)
             temporary.rename(final)
             fsync_folder(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        return final
+        return final, aside
+
+    def _bring_record(self, record: Mapping[str, Any], files: Mapping[str, RemoteFile], place: str) -> Path | None:
+        """Before the checkpoint has its name: without the steps that led to it nobody may go on from it."""
+        if not self._paths.identity.exists():
+            restore_record(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
+        elif self._follows:
+            return catch_up(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
+        return None
 
     def _known(self, files: Mapping[str, RemoteFile], name: str, place: str) -> RemoteFile:
         if name not in files:
@@ -192,36 +216,77 @@ def fetch_before(
     Nothing fails: where there is none, or the store does not answer, that is told, and the training goes on.
     """
     try:
-        fetcher, run_id = _Fetcher(url, paths, transfer or Transfer()), str(read_identity(paths)["run_id"])
-        known = [one for one in fetcher.candidates(run_id) if int(one.name.removeprefix("step_")) <= step]
-        fetcher.first_of_branch(sorted(known, key=lambda one: (one.name, one.number), reverse=True), say)
+        fetcher = _Fetcher(url, paths, transfer or Transfer(), f"no checkpoint at or before step {step} here")
+        known = [one for one in fetcher.candidates(str(read_identity(paths)["run_id"])) if one.step <= step]
+        fetcher.first_of_branch(sorted(known, key=lambda one: (one.step, one.number), reverse=True), say)
     except (TokenreelError, OSError) as error:
         say(f"no checkpoint at or before step {step} here, and none to be had: {error}")
+
+
+def fetch_instead(
+    url: str, paths: RunPaths, say: Callable[[str], None], transfer: Transfer | None = None
+) -> Path | None:
+    """Where checkpoints are here and none is valid, bring the newest valid one of the current branch from ``url``; its
+    folder. None if there is none here at all, or none there.
+
+    Raises:
+        DamageError: there are some, and none is valid. JobError: the store does not answer.
+    """
+    if not any(list_checkpoints(paths.checkpoints)):
+        return None
+    fetcher = _Fetcher(url, paths, transfer or Transfer(), "no valid checkpoint here")
+    return _first(fetcher, fetcher.candidates(str(read_identity(paths)["run_id"])), url, say)
 
 
 def fetch_newest(
     url: str, paths: RunPaths, say: Callable[[str], None], transfer: Transfer | None = None
 ) -> Path | None:
-    """Where a run's folder has no checkpoint, bring back the newest valid one from ``url``, and the run's own files if
-    they are gone as well; its folder. None if there is one here already, or none there. An upload that ended behind a
-    rollback brings a branch to which its checkpoint does not belong: then an older one comes too.
+    """Where a run's folder has no checkpoint, or another machine led the run further, bring back the newest valid one
+    from ``url``, and the run's own files if they are gone or left behind; its folder. None if the newest is here
+    already, or none there. An upload that ended behind a rollback brings a branch to which its checkpoint does not
+    belong: then an older one comes too.
 
-    A damaged one is told, left alone, and the next older one is taken.
+    A damaged one is told, left alone, and the next older one is taken. A store that does not answer holds up no folder
+    that has checkpoints: that is told.
 
     Raises:
-        RefusedError: several runs are there. DamageError: there are some, and none is valid.
+        RefusedError: several runs are there, or this folder has branches or cuts that the newest lacks.
+        DamageError: there are some, and none is valid; or the folder's own branches are damaged.
         JobError: the store does not answer.
     """
-    if list_checkpoints(paths.checkpoints)[0]:
+    known = list_checkpoints(paths.checkpoints)[0]
+    newest = max(known, key=lambda one: one.facts.number, default=None)
+    must = newest is None or is_half(paths)
+    try:
+        why = "no checkpoint here" if newest is None else f"this folder ends at step {newest.facts.step}"
+        fetcher = _Fetcher(url, paths, transfer or Transfer(attempts=8 if must else 3), why, follows=True)
+        run_id = fetcher.run_id()
+        if paths.identity.exists():
+            read_branches(paths)  # damage of the folder's own is not an upload's
+        candidates = [] if run_id is None else fetcher.candidates(run_id)
+        if newest is not None:
+            candidates = [one for one in candidates if one.number > newest.facts.number]
+        return _first(fetcher, candidates, url, say, must=must)
+    except (ConfigError, JobError, OSError) as error:
+        if must or is_half(paths):  # or it was begun just now
+            raise
+        say(f"going on from what is here, whatever {url} holds: {error}")
         return None
-    fetcher = _Fetcher(url, paths, transfer or Transfer())
-    run_id = fetcher.run_id()
-    candidates = [] if run_id is None else fetcher.candidates(run_id)
-    found = fetcher.first_of_branch(candidates, say)
-    if found is not None:
-        return found
-    if candidates:
+
+
+def _first(
+    fetcher: _Fetcher,
+    candidates: Iterable[RemoteCheckpoint],
+    url: str,
+    say: Callable[[str], None],
+    *,
+    must: bool = True,
+) -> Path | None:
+    """The newest valid one of the branch; with ``must`` there is one among the candidates, if there are any."""
+    known = list(candidates)
+    found = fetcher.first_of_branch(known, say)
+    if found is None and known and must:
         raise DamageError(
-            "TR-UPLOAD-NONE", f"{len(candidates)} checkpoints are there and none is valid", url, "one intact checkpoint"
+            "TR-UPLOAD-NONE", f"{len(known)} checkpoints are there and none is valid", url, "one intact checkpoint"
         )
-    return None
+    return found

@@ -1,4 +1,5 @@
-"""Which checkpoints stay: the last few, the newest of each of the last days, and pinned ones.
+"""Which checkpoints stay: the last few, the newest of each of the last days, what an alarm may go back to, and pinned
+ones.
 
 A checkpoint's number orders it, never a clock: its day is a label, so a clock that jumps can move a checkpoint to
 another day's label, but neither hide the newest one nor make an old one look new.
@@ -16,9 +17,9 @@ from pathlib import Path
 
 from loader.files import TEMPORARY_PREFIX, fsync_folder
 
-from .checkpoint import Checkpoint, is_pinned, list_checkpoints, verify_checkpoint
+from .checkpoint import Checkpoint, is_pinned, list_checkpoints
 
-__all__ = ["day_of", "newest_of_days", "prune", "remove_older"]
+__all__ = ["day_of", "for_window", "newest_of_days", "remove_older"]
 
 
 def day_of(checkpoint: Checkpoint) -> str:
@@ -39,26 +40,27 @@ def newest_of_days(own: Sequence[Checkpoint], days: int) -> list[Checkpoint]:
     return list(found.values())
 
 
-def prune(folder: Path, latest: Sequence[Checkpoint], daily: Collection[Checkpoint] = ()) -> list[Path]:
-    """:func:`remove_older`, but only when the newest of ``latest`` proves intact on disk: below one valid checkpoint
-    nothing is ever removed.
+def for_window(steps: Sequence[int], start: int) -> set[int]:
+    """Which checkpoints an alarm may need whose window begins at step ``start``: the newest at or before it, and the
+    first one made behind that, which takes its place as the window moves on. Windows of later alarms begin no earlier.
 
-    Raises:
-        DamageError: it is damaged; nothing was removed.
-        OSError: the file system refused.
+    Args:
+        steps: of the checkpoints in the order in which they were made.
+
+    Returns:
+        indices into ``steps``.
     """
-    if not latest:
-        return []
-    verify_checkpoint(max(latest, key=lambda checkpoint: checkpoint.facts.number))
-    return remove_older(folder, latest, daily)
+    before = [index for index, step in enumerate(steps) if step <= start][-1:]
+    behind = range(before[0] + 1 if before else 0, len(steps))
+    return {*before, *behind[:1]}
 
 
 def remove_older(folder: Path, latest: Sequence[Checkpoint], daily: Collection[Checkpoint] = ()) -> list[Path]:
     """Remove what is older than the oldest of ``latest`` and neither in ``daily`` nor pinned; the removed folders.
 
-    The caller knows that the newest of ``latest`` is intact. Damaged folders are left alone. Others may save and prune
-    at the same time: each removes only what has a smaller number than a checkpoint that it knows to be intact, so the
-    intact one with the greatest number is never removed.
+    The caller knows that the newest of ``latest`` is intact: it was read back. Damaged folders are left alone. Others
+    may save and remove at the same time: each removes only what has a smaller number than a checkpoint that it knows to
+    be intact, so the intact one with the greatest number is never removed.
 
     Raises:
         OSError: the file system refused.

@@ -332,7 +332,8 @@ class Session:
             time_s=time.time(),
             run_id=self._run_id,
         )
-        self.saver.save(self.state.tensors(), facts, lambda checkpoint: self.keeper.follow([*own, checkpoint]))
+        start = self.watch.window_start(self.next_step) if self.watch.config.enabled else None
+        self.saver.save(self.state.tensors(), facts, lambda checkpoint: self.keeper.follow([*own, checkpoint], start))
         self._saved_step = self.next_step
 
     def flush(self) -> None:

@@ -7,6 +7,7 @@ from loader.run_folder import RunPaths
 from loader.runs import ledger_of, read_branches
 
 from .checkpoint import list_checkpoints, pin_steps, unpin_alarms
+from .run_record import is_half
 
 __all__ = ["check_folder", "refuse_silent_restart"]
 
@@ -33,8 +34,13 @@ def check_folder(paths: RunPaths, steps: int, alarm_is_open: bool) -> None:
     still or the steps to be done again may raise it.
 
     Raises:
-        DamageError: it holds fewer than ``steps`` steps, or is damaged.
+        DamageError: it holds fewer than ``steps`` steps, or is damaged, or half of it is of a newer upload.
     """
+    if is_half(paths):
+        raise DamageError(
+            "TR-RUN-HALF", "a start was ended while it replaced the run's own files by those of a newer upload",
+            str(paths.root), "that upload", "the same command with checkpoint.upload as it was: it ends what was begun",
+        )  # fmt: skip
     held = len(ledger_of(paths))
     if held < steps:
         raise DamageError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,15 +24,23 @@ from loader.remote.writing import open_writable_store
 from loader.run_folder import RunPaths, read_identity
 from loader.sealed import seal
 
-from .checkpoint import COMMIT_NAME, Checkpoint, is_pinned
+from .checkpoint import COMMIT_NAME, Checkpoint, pinned_steps
 from .checkpoint_config import CheckpointConfig
 from .remote_checkpoints import RemoteCheckpoint, hash_object, list_remote
-from .retention import day_of
+from .retention import day_of, for_window
 from .run_record import pack_record
 
 __all__ = ["Uploader"]
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A checkpoint to upload, and where the window of an alarm behind it would begin."""
+
+    checkpoint: Checkpoint
+    window_start: int | None
 
 
 class Uploader:
@@ -53,16 +62,21 @@ class Uploader:
         self._transfer = transfer or Transfer(ranges=4)
         self._url, self._paths, self._config, self._say = url.rstrip("/"), paths, config, say
         self._store = open_writable_store(self._url, self._transfer)
-        self._next: Checkpoint | None = None
-        self._current: Checkpoint | None = None
+        self._next: _Waiting | None = None
+        self._current: _Waiting | None = None
+        self._told = False
         self._thread: threading.Thread | None = None
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._events: list[dict[str, Any]] = []
 
-    def begin(self, checkpoint: Checkpoint) -> None:
-        """Upload ``checkpoint`` in a thread, after the one that is on its way."""
+    def begin(self, checkpoint: Checkpoint, window_start: int | None = None) -> None:
+        """Upload ``checkpoint`` in a thread, after the one that is on its way.
+
+        Args:
+            window_start: what an alarm may need whose window begins at this step stays there; None: no alarm is raised.
+        """
         with self._lock:
-            self._next = checkpoint
+            self._next = _Waiting(checkpoint, window_start)
             if self._thread is None or not self._thread.is_alive():
                 self._stop.clear()
                 # A daemon: a store that stalls must not keep the process from ending.
@@ -72,7 +86,7 @@ class Uploader:
     def needed(self) -> list[Checkpoint]:
         """What is on its way, or waits: retention that removed it would break the upload off."""
         with self._lock:
-            return [one for one in (self._current, self._next) if one is not None]
+            return [one.checkpoint for one in (self._current, self._next) if one is not None]
 
     def finish(self, timeout_s: float | None) -> None:
         """Wait for the end of the upload, or give it up after ``timeout_s``."""
@@ -92,14 +106,14 @@ class Uploader:
     def _work(self) -> None:
         while True:
             with self._lock:
-                checkpoint, self._next = self._next, None
-                self._current = checkpoint
-                if checkpoint is None or self._stop.is_set():
+                waiting, self._next = self._next, None
+                self._current = waiting
+                if waiting is None or self._stop.is_set():
                     self._thread = self._current = None
                     return
-            step = checkpoint.facts.step
+            step = waiting.checkpoint.facts.step
             try:
-                name = self._upload(checkpoint)
+                name = self._upload(waiting.checkpoint, waiting.window_start)
                 event = {"kind": "checkpoint_uploaded", "step": step, "checkpoint": name}
             except Exception as error:  # whatever it is, the training goes on
                 told = error if isinstance(error, TokenreelError) else None
@@ -109,7 +123,7 @@ class Uploader:
             with self._lock:
                 self._events.append(event)
 
-    def _upload(self, checkpoint: Checkpoint) -> str:
+    def _upload(self, checkpoint: Checkpoint, window_start: int | None) -> str:
         commit = (checkpoint.path / COMMIT_NAME).read_bytes()
         run_id = str(read_identity(self._paths)["run_id"])
         facts = checkpoint.facts
@@ -125,7 +139,7 @@ class Uploader:
             for name, content in (("RUN.bin", data), ("RUN.json", record)):
                 self._put(f"{folder}/{name}", content, (len(content), BlockDigest([content]).hexdigest()), {})
             self._commit(f"{folder}/{COMMIT_NAME}", commit)
-        self._retain(run_id, label)
+        self._retain(run_id, label, window_start)
         return label
 
     def _list(self, folder: str) -> list[RemoteFile]:
@@ -160,26 +174,42 @@ class Uploader:
 
         self._retried(attempt, path)
 
-    def _retain(self, run_id: str, newest: str) -> None:
-        """Remove what retention does not keep, once the newest is complete there; COMMIT.json first."""
+    def _retain(self, run_id: str, label: str, window_start: int | None) -> None:
+        """Remove what retention does not keep, once the new one is complete there; COMMIT.json first.
+
+        What another machine uploaded of this run meanwhile has greater numbers: which of the two histories goes on is
+        not for a retention to say, and the next start here asks the store.
+        """
         found = list_remote(self._list(run_id), run_id)
         complete = [one for one in found if one.complete]
-        if newest not in [one.label for one in complete]:
-            raise DamageError("TR-UPLOAD-LOST", "the checkpoint is not complete", f"{self._url}/{run_id}/{newest}")
-        for one in self._doomed(found, complete):
+        own = next((one for one in complete if one.label == label), None)
+        if own is None:
+            raise DamageError("TR-UPLOAD-LOST", "the checkpoint is not complete", f"{self._url}/{run_id}/{label}")
+        greater = sum(one.number >= own.number for one in complete if one is not own)
+        if greater:
+            if not self._told:
+                self._say(
+                    f"{self._url}/{run_id} holds {greater} checkpoints with greater numbers than {label}, damaged ones "
+                    "or those of another machine that trains this run: nothing is removed there"
+                )
+            self._told = True
+            return
+        for one in self._doomed(found, complete, window_start):
             for file in sorted(one.files, key=lambda file: not file.path.endswith(COMMIT_NAME)):
                 self._retried(partial(self._store.delete, file.path), file.path)
 
-    def _doomed(self, found: Iterable[RemoteCheckpoint], complete: list[RemoteCheckpoint]) -> list[RemoteCheckpoint]:
-        numbers = sorted((one.number for one in complete), reverse=True)
-        oldest = numbers[: self._config.keep_last][-1]
+    def _doomed(
+        self, found: Iterable[RemoteCheckpoint], complete: list[RemoteCheckpoint], window_start: int | None
+    ) -> list[RemoteCheckpoint]:
+        """``complete``: the greatest number, which is the new one's, first."""
+        oldest = complete[: self._config.keep_last][-1].number
         days: dict[str, str] = {}
         for one in complete:
             if one.day in days or len(days) < self._config.keep_daily:
                 days.setdefault(one.day, one.label)
         kept = set(days.values())
-        local = self._paths.checkpoints
-        return [
-            one for one in found
-            if one.number < oldest and one.label not in kept and not is_pinned(local / one.name)
-        ]  # fmt: skip
+        if window_start is not None:
+            made = complete[::-1]
+            kept |= {made[index].label for index in for_window([one.step for one in made], window_start)}
+        pinned = pinned_steps(self._paths.checkpoints)
+        return [one for one in found if one.number < oldest and one.label not in kept and one.step not in pinned]

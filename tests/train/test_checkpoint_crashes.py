@@ -19,9 +19,11 @@ from support.training import exit_code_of
 
 from loader.errors import DamageError
 from loader.files import sync_tree
+from loader.run_folder import RunPaths
 from train.checkpoint import CheckpointFacts, list_checkpoints, load_tensors, remove_unfinished, save_checkpoint
+from train.checkpoint_config import CheckpointConfig
+from train.keeper import Keeper
 from train.lineage import verify_together
-from train.retention import prune
 from train.world import World
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="system calls are traced on Linux x86-64 alone")
@@ -39,13 +41,18 @@ def save(folder: Path, step: int) -> None:
 
 
 def save_and_prune(folder: Path) -> int:
-    """The third checkpoint, of which the last two stay; 7 where the file system refused."""
+    """The third checkpoint, read back as the saver does, and what follows it: the last two stay; 7 where the file
+    system refused."""
+    said: list[str] = []
+    config = CheckpointConfig(keep_last=2, keep_daily=0)
     try:
         save(folder, 3)
-        prune(folder, list_checkpoints(folder)[0][-2:])
+        known = list_checkpoints(folder)[0]
+        verify_together(known[-1].path, World())
+        Keeper(RunPaths(folder.parent), config, said.append, leads=True).follow(known)
     except OSError:
         return 7
-    return 0
+    return 7 if said else 0
 
 
 def valid_steps(folder: Path) -> list[int]:

@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from support.training import exit_code_of
 from loader.errors import DamageError
 from loader.sealed import read_sealed, write_sealed
 from train import checkpoint as module
+from train import saver as saver_module
 from train.checkpoint import (
     Checkpoint,
     CheckpointFacts,
@@ -30,7 +32,9 @@ from train.checkpoint import (
     verify_checkpoint,
 )
 from train.dcp_storage import load_index
-from train.retention import prune
+from train.retention import remove_older
+from train.saver import Saver
+from train.world import World
 
 
 def make_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -220,22 +224,37 @@ def test_retention_keeps_what_it_must(tmp_path: Path) -> None:
     for kept in made[1:3]:
         pin_for_alarm(kept)
     pin(made[2])
-    removed = prune(tmp_path, made[-2:])
+    removed = remove_older(tmp_path, made[-2:])
     assert [path.name for path in removed] == ["step_000001", "step_000004"]
     assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [2, 3, 5, 6]
     unpin_alarms(tmp_path)
-    assert [path.name for path in prune(tmp_path, made[-2:])] == ["step_000002"]
+    assert [path.name for path in remove_older(tmp_path, made[-2:])] == ["step_000002"]
     assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [3, 5, 6]
     assert not list(tmp_path.glob(".tmp*"))
 
 
-def test_retention_removes_nothing_when_the_newest_is_damaged(tmp_path: Path) -> None:
-    made = [save(tmp_path, step, step) for step in range(1, 4)]
-    with open(made[-1].path / "__0_0.distcp", "r+b") as file:
-        file.write(b"\xff")
-    with pytest.raises(DamageError):
-        prune(tmp_path, made[-1:])
+def test_retention_removes_nothing_when_the_newest_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gives back other bytes than it took: the saver reads them before anything older goes."""
+    for step in (1, 2):
+        save(tmp_path, step, step)
+    whole = saver_module.save_checkpoint
+
+    def damaged(*args: Any) -> Checkpoint:
+        made = whole(*args)
+        with open(made.path / "__0_0.distcp", "r+b") as file:
+            file.write(b"\xff")
+        return made
+
+    monkeypatch.setattr(saver_module, "save_checkpoint", damaged)
+    saver = Saver(tmp_path, World())
+    saver.save(make_tensors(3), facts(3, 3), lambda checkpoint: remove_older(tmp_path, [checkpoint]))
+    with pytest.raises(DamageError, match="TR-CHECKPOINT-HASH"):
+        saver.wait()
     assert len(list_checkpoints(tmp_path)[0]) == 3
+    monkeypatch.undo()
+    saver.save(make_tensors(4), facts(4, 4), lambda checkpoint: remove_older(tmp_path, [checkpoint]))
+    saver.wait()
+    assert [found.facts.step for found in list_checkpoints(tmp_path)[0]] == [4]
 
 
 def test_a_full_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +284,10 @@ def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
 
 
-def test_killed_while_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_removing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [save(tmp_path, step, step) for step in range(1, 4)]
     monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: os.kill(os.getpid(), 9))
-    assert exit_code_of(lambda: prune(tmp_path, made[-1:])) == -9
+    assert exit_code_of(lambda: remove_older(tmp_path, made[-1:])) == -9
     monkeypatch.undo()
     good, damaged = list_checkpoints(tmp_path)
     assert not damaged

@@ -1,4 +1,4 @@
-"""Retention: what stays by number and by day, and that no schedule of savers and pruners loses the last good one."""
+"""Retention: what stays by number and by day, and that no schedule of savers and removers loses the last good one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loader.sealed import write_sealed
 from train import checkpoint as checkpoint_module
 from train import retention
 from train.checkpoint import Checkpoint, CheckpointFacts, list_checkpoints, pin, remove_unfinished, verify_checkpoint
-from train.retention import newest_of_days, prune, remove_older
+from train.retention import newest_of_days, remove_older
 
 DAY_S = 86_400.0
 
@@ -84,7 +84,8 @@ def schedule(folder: Path, rng: random.Random) -> Iterator[Callable[[], None]]:
         yield
         if rng.random() < 0.7:
             try:
-                prune(folder, own[-rng.randrange(1, 3) :], newest_of_days(own, rng.randrange(3)))
+                verify_checkpoint(own[-1])  # as the saver does before anything is removed
+                remove_older(folder, own[-rng.randrange(1, 3) :], newest_of_days(own, rng.randrange(3)))
             except checkpoint_module.DamageError:  # another one removed it: nothing is removed here
                 pass
         yield
@@ -93,10 +94,10 @@ def schedule(folder: Path, rng: random.Random) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_writers_and_a_pruner_never_leave_less_than_one(
+def test_writers_and_a_remover_never_leave_less_than_one(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two writers without a lock, and another pruner, in a random order; between any two calls that change the folder
+    """Two writers without a lock, and another remover, in a random order; between any two calls that change the folder
     one checkpoint is whole."""
     rng, folder = random.Random(seed), tmp_path / "checkpoints"
     small(folder, 0)
@@ -122,16 +123,16 @@ def test_writers_and_a_pruner_never_leave_less_than_one(
         next(rng.choice(lives))
         if rng.random() < 0.1:
             known = list_checkpoints(folder)[0]
-            prune(folder, known[-rng.randrange(1, 4) :])
+            remove_older(folder, known[-rng.randrange(1, 4) :])
         check()
     assert checks[0] > 120
 
 
 def test_a_record_that_never_was_sealed_is_no_checkpoint(tmp_path: Path) -> None:
-    """The pruner neither counts nor removes what is damaged."""
+    """What cannot be read is neither counted nor removed."""
     made = [small(tmp_path, number) for number in range(4)]
     (made[0].path / "COMMIT.json").write_bytes(b"")
     write_sealed(made[1].path / "COMMIT.json", {"format": "else"})
-    assert [path.name for path in prune(tmp_path, made[-1:])] == ["step_000002"]
+    assert [path.name for path in remove_older(tmp_path, made[-1:])] == ["step_000002"]
     assert made[0].path.is_dir()
     assert made[1].path.is_dir()

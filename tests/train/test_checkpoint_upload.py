@@ -19,7 +19,16 @@ from support.training import ledger, losses, train, write_job
 from loader.errors import DamageError, JobError, RefusedError
 from loader.run_folder import RunPaths, create_run, read_events
 from train import remote_checkpoints, upload
-from train.checkpoint import CheckpointFacts, list_checkpoints, load_tensors, pin, save_checkpoint, verify_checkpoint
+from train.checkpoint import (
+    CheckpointFacts,
+    list_checkpoints,
+    load_tensors,
+    pin,
+    pin_for_alarm,
+    save_checkpoint,
+    unpin_alarms,
+    verify_checkpoint,
+)
 from train.checkpoint_config import CheckpointConfig
 from train.keeper import Keeper
 from train.remote_checkpoints import fetch_newest
@@ -60,8 +69,12 @@ class Remote:
 
         return sorted(str(meta["path"]) for chunk in obstore.list(self.server.store(self.bucket)) for meta in chunk)
 
+    def labels(self) -> list[str]:
+        """Of complete checkpoints."""
+        return [key.split("/")[-2] for key in self.names() if key.endswith("COMMIT.json")]
+
     def steps(self) -> list[int]:
-        return [int(key.split("step_")[1][:6]) for key in self.names() if key.endswith("COMMIT.json")]
+        return [int(label.split("step_")[1][:6]) for label in self.labels()]
 
 
 def check(path: Path | None, step: int) -> None:
@@ -152,6 +165,37 @@ def test_retention_holds_there_as_well(s3_server: S3Server, proxy: FaultProxy, t
     assert remote.steps() == [4, 5, 8, 9, 10]
     assert not remote.said
     assert not [key for key in remote.names() if "step_000007" in key]
+
+
+def test_a_pin_holds_there_whatever_the_name_here(s3_server: S3Server, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Behind a rollback a step is saved again, under a second name; in the store both are called after their
+    step, and both stay."""
+    paths = run_in(tmp_path / "run")
+    remote = Remote(s3_server, "second-name", paths, keep_last=1, keep_daily=0)
+    for number, step in enumerate((4, 5, 5, 6, 7)):
+        facts = CheckpointFacts(step, 0, 0, number, {"next_position": step}, {}, {}, float(number))
+        checkpoint = save_checkpoint(paths.checkpoints, {"w": torch.ones(3)}, facts)
+        if number == 2:
+            assert checkpoint.path.name == "step_000005-2"
+            pin_for_alarm(checkpoint)
+        remote.upload(checkpoint)
+        if number == 3:
+            assert [label[:8] for label in remote.labels()] == ["00000001", "00000002", "00000003"]
+    assert [label[:8] for label in remote.labels()] == ["00000001", "00000002", "00000004"]
+    unpin_alarms(paths.checkpoints)
+    remote.upload(save(paths, 8))
+    assert remote.steps() == [8]
+
+
+def test_what_an_alarm_may_need_stays_there_too(s3_server: S3Server, proxy: FaultProxy, tmp_path: Path) -> None:
+    paths = run_in(tmp_path / "run")
+    remote = Remote(s3_server, "window", paths, keep_last=1, keep_daily=0)
+    for step in range(12):
+        remote.uploader.begin(save(paths, step), max(0, step - 4))
+        remote.uploader.finish(None)
+        assert max(one for one in remote.steps() if one <= max(0, step - 4)) >= step - 9
+        assert len(remote.steps()) <= 3
+    assert remote.steps()[-1] == 11
 
 
 def test_another_run_at_the_same_place_is_neither_taken_nor_removed(

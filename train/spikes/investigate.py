@@ -120,7 +120,12 @@ def _without_checkpoint(case: Case) -> Verdict:
     report = {**_facts(case), "why": "no checkpoint at or before the window"}
     if case.finite:
         return Verdict("report", "reported", report={**report, "action": "report", "outcome": "reported"})
-    return Verdict("give_up", "given_up", report={**report, "action": "give_up", "outcome": "given_up"})
+    advice = (
+        f"a valid checkpoint with at most {case.window.start} steps: retention (checkpoint.keep_last, ...) keeps "
+        "the newest one before a window, unless it was damaged or spikes.lead_steps has grown since"
+    )
+    told = {**report, "advice": advice}
+    return Verdict("give_up", "given_up", report={**told, "action": "give_up", "outcome": "given_up"})
 
 
 def _conclude(

@@ -112,7 +112,7 @@ class SpikeWatch:
                 self._pending.append({"kind": reading.detector, "step": record.step, **_reading_json(reading)})
         if not asking:
             return Decision("none")
-        self._window = Window(self._window_start(record.step), record.step, record.step + self.config.patience)
+        self._window = Window(self.window_start(record.step), record.step, record.step + self.config.patience)
         self._trend = self._detectors.loss_trend()
         self._losses, self._planned, self._moved = [], [], 0.0
         event = {
@@ -140,8 +140,9 @@ class SpikeWatch:
         self._close()
         return window
 
-    def _window_start(self, alarm: int) -> int:
-        """Back before the visible spike, and to the first appearance of any source that is new."""
+    def window_start(self, alarm: int) -> int:
+        """Where the window of an alarm at step ``alarm`` begins: before the visible spike, and at the first appearance
+        of any source that is new. A later alarm's begins no earlier."""
         config = self.config
         recent = alarm - config.detectors.window_steps
         new = [step for step in self._detectors.sources.first_step.values() if step > max(0, recent)]
