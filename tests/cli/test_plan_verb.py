@@ -413,3 +413,27 @@ def test_tokens_a_step_are_a_range_where_batches_differ(
     assert f" steps of {tokens[0]}{'' if tokens[0] == tokens[1] else f' to {tokens[1]}'} (" in out
     _, out, _ = run(capsys, "train", path, "--plan", "--json", *words)
     assert json.loads(out)["tokens_per_step"] == (tokens[0] if tokens[0] == tokens[1] else tokens)
+
+
+def test_the_verb_build_is_left_as_it_was(tmp_path: Path) -> None:
+    """In a process of its own: a command keeps the help option of its first call."""
+    code = (
+        "from loader.cli import main\n"
+        f"main(['plan', {str(build_config(tmp_path))!r}, '--quiet'])\nprint('asked')\nmain(['build', '--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=False
+    )
+    assert "-h, --help" in done.stdout.partition("asked")[2], done.stderr
+
+
+def test_checkpoints_for_the_watch_over_spikes_take_room(
+    made: MadeDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = {"every_steps": 5, "keep_last": 1, "keep_daily": 0}
+    path = write_job(tmp_path, made.path, steps=100, checkpoint=checkpoint)
+    plain, watched = (
+        planned(capsys, path, "--set", f"spikes.enabled={word}")["checkpoints"] for word in ("false", "true")
+    )
+    assert plain["disk_bytes"] == 2 * plain["size_bytes"]
+    assert watched["disk_bytes"] == 4 * plain["size_bytes"]

@@ -29,7 +29,7 @@ class Checkpoints:
 
     Attributes:
         size_bytes: of one. every_steps: between two. steps: of the run.
-        retained: the last ones and those of single days; pinned ones come on top.
+        retained: the last ones, those of single days and of the watch over spikes; pinned ones come on top.
     """
 
     size_bytes: int

@@ -40,7 +40,8 @@ def plan(output: Output, config: Path, overrides: tuple[str, ...], **assumed: An
         words += [flag for flag, given in (("--json", output.json), ("--quiet", output.quiet)) if given]
         build = group.get_command(click.get_current_context(), "build")
         assert build is not None
-        build.main(words, prog_name="tokenreel build", standalone_mode=False)
+        # A command keeps the help option of its first call: it must be the one that the verb has by itself.
+        build.main(words, prog_name="tokenreel build", standalone_mode=False, **group.context_settings)
         return 0
     from ..config import TrainConfig
     from ..job import resolve_job

@@ -34,6 +34,8 @@ from .waste import waste_warnings
 
 __all__ = ["TrainingPlan", "plan_training", "to_json"]
 
+_FOR_WINDOW = 2  # checkpoints that the next alarm of a spike may need
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -231,7 +233,8 @@ def _traffic(plan: TrainingPlan, time: dict[str, Any]) -> dict[str, Any]:
 def _checkpoints(plan: TrainingPlan, time: dict[str, Any]) -> dict[str, Any]:
     config = plan.config.checkpoint
     days = math.ceil(time["step_s"] * plan.tokens.steps / 86_400)
-    kept = config.keep_last + min(config.keep_daily, days)
+    window = _FOR_WINDOW if plan.config.spikes.enabled else 0
+    kept = config.keep_last + min(config.keep_daily, days) + window
     found = Checkpoints(checkpoint_bytes(plan.model), config.every_steps, plan.tokens.steps, kept)
     return {
         **asdict(found),
