@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,7 +191,9 @@ def establish(job: Job, sources: Sources) -> Changes:
     for entry, digest in zip(began_with, sources.digests, strict=False):
         if entry["digest"] != digest:
             expected = f"{entry['digest']}, as at the start"
-            next_command = f"tokenreel remap {job.paths.root} --dataset ..., if the data truly changed"
+            given = [word for dataset in sources.datasets for word in ("--dataset", dataset.location)]
+            command = shlex.join(["tokenreel", "remap", str(job.paths.root), *given])
+            next_command = f"{command}, if the data truly changed"
             raise RefusedError(
                 "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], expected, next_command
             )
