@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,11 @@ def test_a_run_is_trained_on_with_other_data(tmp_path: Path) -> None:
     assert f"first batch: step 6, digest {digests[6]:016x}" in said
     assert all(step_over_time(view, step)[1]["matches_ledger"] for step in range(12))
     train(job, "steps=14")  # resumed with a Cursor of the new plan
-    with pytest.raises(RefusedError, match="TR-RUN-DATASET"):
+    with pytest.raises(RefusedError, match="TR-RUN-DATASET") as caught:
         train(write_job(tmp_path, made.path, name="old"))
+    command = shlex.split((caught.value.next_command or "").partition(", if ")[0])
+    assert command[:4] == ["tokenreel", "remap", str(root), "--dataset"]
+    assert [Path(place).resolve() for place in command[4:]] == [made.path]
 
 
 def test_steps_behind_the_newest_checkpoint_are_done_again(tmp_path: Path) -> None:
@@ -106,8 +110,8 @@ def test_replay_and_investigation_across_a_remap(tmp_path: Path) -> None:
 def test_no_window_reaches_over_a_remap() -> None:
     config, stages = SpikeConfig(), [(0, {"a": 1.0})]
     watch = SpikeWatch(config, stages, first_step=100)
-    assert watch._window_start(103) == 100
-    assert SpikeWatch(config, stages)._window_start(103) < 100
+    assert watch.window_start(103) == 100
+    assert SpikeWatch(config, stages).window_start(103) < 100
     state = {**watch.state_dict(), "window": {"start": 90, "alarm": 98, "stop": 106}}
     watch.load_state_dict(state)
     assert watch.state_dict()["window"] == {"start": 100, "alarm": 98, "stop": 106}
