@@ -32,9 +32,9 @@ STEPS = 24
 _begin = Uploader.begin
 
 
-def begin_and_wait(uploader: Uploader, checkpoint: Checkpoint) -> None:
+def begin_and_wait(uploader: Uploader, checkpoint: Checkpoint, window_start: int | None = None) -> None:
     """Of several checkpoints that wait the newest goes first: where each must be in the store, the steps wait."""
-    _begin(uploader, checkpoint)
+    _begin(uploader, checkpoint, window_start)
     uploader.finish(None)
 
 
