@@ -13,7 +13,7 @@ from loader.errors import JobError
 from loader.settings import load_config
 
 from .config import TrainConfig
-from .launch import exec_training, place, under_torchrun
+from .launch import exec_training, place, tell_final, under_torchrun
 
 __all__ = ["replay", "rollback", "train"]
 
@@ -38,7 +38,7 @@ def train(options: CommonOptions, config: str) -> int:
         from .many import launch
 
         return launch(words, loaded.config.run, options.output.note)
-    from .failure import EchoError
+    from .failure import EchoError, comes_again
     from .process import train_process
 
     try:
@@ -47,6 +47,9 @@ def train(options: CommonOptions, config: str) -> int:
     except EchoError as echo:
         return echo.exit_code
     except JobError as error:
+        if comes_again(error):
+            tell_final()
+            raise
         if not place().again:
             raise
         options.output.note(str(error))  # the result is still to come

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from loader.errors import ConfigError, DamageError, JobError, RefusedError, TokenreelError
 
-__all__ = ["EchoError", "FailureStore", "agree_on_failure", "error_from_json", "is_peer_failure"]
+__all__ = ["EchoError", "FailureStore", "agree_on_failure", "comes_again", "error_from_json", "is_peer_failure"]
 
 _KEY = "tokenreel-failure"
 _WAIT_S = 3.0
 _CLASSES: Mapping[int, type[TokenreelError]] = {1: JobError, 2: ConfigError, 3: DamageError, 4: RefusedError}
+_COMES_AGAIN = frozenset({"TR-CHECKPOINT-WRITE", "TR-SPIKE-GIVEN-UP"})
 _PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out|peer", re.I)
 
 
@@ -44,6 +45,12 @@ def error_from_json(value: Mapping[str, Any]) -> TokenreelError:
     """The error whose ``to_json`` is ``value``."""
     fields = [value[key] for key in ("code", "message", "place", "expected", "next_command")]
     return _CLASSES.get(value["exit_code"], JobError)(*fields)
+
+
+def comes_again(error: TokenreelError) -> bool:
+    """Whether another start at once would end the same way: the replayed steps lead to the same verdict, the disk is as
+    full as it was; or it is configuration, damage, or refused."""
+    return error.exit_code != JobError.exit_code or error.code in _COMES_AGAIN
 
 
 def is_peer_failure(error: BaseException) -> bool:

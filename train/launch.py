@@ -6,12 +6,14 @@ process and many take the same path. PYTHONSAFEPATH=1 keeps a user's own ``train
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from loader.errors import ConfigError
@@ -27,11 +29,13 @@ __all__ = [
     "meeting_place",
     "place",
     "prepare_many",
+    "tell_final",
     "training_environment",
     "under_torchrun",
 ]
 
 _RESTARTS, _AGAIN, _LAUNCHER = "TOKENREEL_RESTARTS", "TOKENREEL_AGAIN", "TOKENREEL_LAUNCHER"
+_FINAL = "TOKENREEL_FINAL"
 CONNECT_VARIABLE = "TOKENREEL_CONNECT_TIMEOUT_S"
 """Sets :func:`connect_timeout_s`: it belongs to the launch, as the address does."""
 _CONNECT_S = 180
@@ -101,13 +105,23 @@ def _number(name: str, default: int) -> int:
     return int(text) if text else default
 
 
-def prepare_many(threads: int, restarts: int, *, again: bool) -> None:
-    """Set what the processes inherit that this one starts (``train/many.py``); it trains nothing itself."""
+def prepare_many(threads: int, restarts: int, *, again: bool, final: Path) -> None:
+    """Set what the processes inherit that this one starts (``train/many.py``); it trains nothing itself. ``final``: see
+    :func:`tell_final`."""
     place_keys = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     found = {key: value for key, value in training_environment(threads).items() if key not in place_keys}
     # torch warns of its own connections where another process of the training ended: we say what happened.
-    ours = {_RESTARTS: str(restarts), _AGAIN: str(int(again)), _LAUNCHER: str(os.getpid())}
+    ours = {_RESTARTS: str(restarts), _AGAIN: str(int(again)), _LAUNCHER: str(os.getpid()), _FINAL: str(final)}
     os.environ.update({"TORCH_CPP_LOG_LEVEL": "ERROR", **found, **ours})
+
+
+def tell_final() -> None:
+    """Tell our own launcher, where one watches, that another start would end the same way: an exit code of 1 says no
+    more than that it failed."""
+    final = os.environ.get(_FINAL)
+    if final is not None and os.environ.get(_LAUNCHER) == str(os.getppid()):
+        with contextlib.suppress(OSError):  # then it starts once more
+            Path(final).touch()
 
 
 def end_with_launcher() -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,8 +132,14 @@ def launch(words: Sequence[str], run: RunConfig, say: Callable[[str], None]) -> 
         JobError: ``TR-LAUNCH-KILLED``: a process was killed and none told why; ``TR-LAUNCH-FAILED``: none started.
     """
     logging.disable(logging.CRITICAL)  # the agent's own account of what the processes have told already
+    with tempfile.TemporaryDirectory(prefix="tokenreel-") as folder:
+        return _launch(words, run, say, Path(folder) / "final")
+
+
+def _launch(words: Sequence[str], run: RunConfig, say: Callable[[str], None], told_final: Path) -> int:
+    """:func:`launch`; a process makes ``told_final`` where another start would end the same way."""
     for restarts in range(run.restarts + 1):
-        prepare_many(run.threads, restarts, again=restarts < run.restarts)
+        prepare_many(run.threads, restarts, again=restarts < run.restarts, final=told_final)
         sys.stdout.flush()
         attempt = _Attempt(words, run.processes)
         stopped = attempt.run()
@@ -144,6 +151,8 @@ def launch(words: Sequence[str], run: RunConfig, say: Callable[[str], None]) -> 
         final = next((code for code in _FINAL_CODES if code in codes.values()), None)
         if final is not None:
             return final
+        if told_final.exists():
+            return JobError.exit_code
         if restarts < run.restarts:
             say(f"the processes ended ({_text(codes)}): restart {restarts + 1} of {run.restarts}")
     if all(code < 0 for code in codes.values()):

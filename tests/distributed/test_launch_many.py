@@ -161,3 +161,20 @@ def test_errors_are_told_once_with_their_exit_code_and_not_tried_again(made: Mad
         assert (code, json.loads(out)["error"]["code"]) == (expected, name)
         assert (out.count(name), error.count(name)) == (1, 0), error
         assert "restart" not in error
+
+
+LIMITED = (
+    "-c",
+    "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
+    "runpy.run_module('loader.cli', run_name='__main__')",
+    "train",
+)
+"""As :data:`OURS`, where no file may grow as large as a checkpoint's is."""
+
+
+def test_a_failure_that_comes_again_is_not_tried_again(made: MadeDataset, tmp_path: Path) -> None:
+    job = job_in(tmp_path / "job", made)
+    code, out, error = train(job, launcher=LIMITED)
+    assert (code, json.loads(out)["error"]["code"]) == (1, "TR-CHECKPOINT-WRITE"), error
+    assert "restart" not in error
+    assert train(job)[0] == 0
