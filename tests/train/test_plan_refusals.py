@@ -4,7 +4,6 @@ stands for rank 0 of a world whose collectives do nothing, against the plan of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.apart import apart
 from support.datasets import DatasetSpec, MadeDataset, make_dataset
 from support.training import write_job
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -71,18 +71,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(made, folder, open_job_sources(resolve_job(load_config(write_job(folder, made.path), TrainConfig))))
 
 
-@pytest.fixture(autouse=True)
-def _no_world_is_left() -> Iterator[None]:
-    yield
-    _leave()
-
-
-def _leave() -> None:
-    _mesh.cache_clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 @lru_cache(maxsize=1)
 def _mesh(parallel: ParallelConfig, size: int) -> Mesh:
     if dist.is_initialized():
@@ -121,6 +109,7 @@ def compare(place: Place, job: Job, size: int) -> str | None:
 
 @pytest.mark.parametrize("pipeline", [2, 4])
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
+@apart
 def test_every_schedule_over_stages_micro_batches_recompute_and_tied(
     schedule: str, pipeline: int, place: Place
 ) -> None:
@@ -143,6 +132,7 @@ def test_every_schedule_over_stages_micro_batches_recompute_and_tied(
 
 @pytest.mark.parametrize("pipeline", [2, 3, 4])
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
+@apart
 def test_the_numbers_of_micro_batches_are_those_that_torch_builds(schedule: str, pipeline: int, place: Place) -> None:
     """Past our own refusal: neither stricter than torch nor laxer."""
     parallel = {"pipeline": pipeline, "schedule": schedule}
@@ -167,6 +157,7 @@ def test_the_numbers_of_micro_batches_are_those_that_torch_builds(schedule: str,
         ("1f1b", [8, 12], 3, [1, 2, 4], None),
     ],
 )
+@apart
 def test_what_is_expected_trains(
     schedule: str, batches: list[int], micro_batch: int | None, sizes: list[int], batch: int | None, place: Place
 ) -> None:
@@ -221,6 +212,7 @@ def test_what_is_expected_trains(
         ([], 8, [16], {"parallel": {"tensor": 2, "pipeline": 2, "context": 2, "data": "fsdp"}, "micro_batch": 4}),
     ],
 )  # fmt: skip
+@apart
 def test_each_refusal_has_its_name(
     names: list[str], size: int, batches: list[int], blocks: dict[str, Any], place: Place
 ) -> None:
@@ -231,6 +223,7 @@ def test_each_refusal_has_its_name(
 
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("change", [{}, {"dim": 24, "head_dim": 8}, {"ffn": 40}, {"kv_heads": 2}, {"kv_heads": 4}])
+@apart
 def test_matrices_in_8_bits_are_looked_at(change: dict[str, int], tensor: int, place: Place) -> None:
     pytest.importorskip("torchao", reason="fp8 needs torchao")
     sizes = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 4, "ffn": 64, **change}
@@ -241,6 +234,7 @@ def test_matrices_in_8_bits_are_looked_at(change: dict[str, int], tensor: int, p
 
 
 @pytest.mark.parametrize(("vocabulary", "whole", "right"), [(3, False, False), (3, True, True), (4, False, True)])
+@apart
 def test_a_vocabulary_of_fewer_entries_than_tensor_ranks(vocabulary: int, whole: bool, right: bool) -> None:
     shape = ModelShape(vocabulary, 16, 1, 4, 4, 16, 32)
     parallel = ParallelConfig(tensor=4, vocabulary=not whole)
