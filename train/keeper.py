@@ -65,14 +65,15 @@ class Keeper:
         """What uploads have come to since the last call, as keyword arguments of ``Session.event``."""
         return [] if self._uploader is None else self._uploader.take_events()
 
-    def catch_up(self, newest: Checkpoint) -> None:
-        """Upload a checkpoint that an earlier start saved, unless the run's events say that it is there."""
+    def catch_up(self, newest: Checkpoint, window_start: int | None) -> None:
+        """Upload a checkpoint that an earlier start saved, unless the run's events say that it is there;
+        ``window_start`` as for :meth:`follow`."""
         if self._uploader is None:
             return
         digest = digest_bytes((newest.path / COMMIT_NAME).read_bytes())[:12]
         events = [event for event in read_events(self._paths) if event["kind"] == "checkpoint_uploaded"]
         if not any(event["checkpoint"].endswith(digest) for event in events):
-            self._uploader.begin(newest)
+            self._uploader.begin(newest, window_start)
 
     def finish(self, *, wait: bool, stop_requested: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
         """End the upload in flight: ``wait`` for its end until a stop is requested; else, and then, give it a few

@@ -228,7 +228,8 @@ class Session:
         """Wait for the upload where the run is finished; the leading process does."""
         finished = self.next_step >= self._stop_step
         if finished and self.last is None and self.opened.resumed:  # an earlier start may not have come to it
-            self.keeper.catch_up(lineage_checkpoints(self.job.paths.checkpoints, self.opened.branches)[-1])
+            newest = lineage_checkpoints(self.job.paths.checkpoints, self.opened.branches)[-1]
+            self.keeper.catch_up(newest, self.watch.needed_from(self.next_step))
         return self.keeper.finish(wait=finished, stop_requested=self.setting.stop_requested)
 
     def _acts(self, act: Callable[[ReadStep], bool], read: ReadStep) -> bool:
@@ -332,7 +333,7 @@ class Session:
             time_s=time.time(),
             run_id=self._run_id,
         )
-        start = self.watch.window_start(self.next_step) if self.watch.config.enabled else None
+        start = self.watch.needed_from(self.next_step)
         self.saver.save(self.state.tensors(), facts, lambda checkpoint: self.keeper.follow([*own, checkpoint], start))
         self._saved_step = self.next_step
 

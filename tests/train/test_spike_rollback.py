@@ -51,6 +51,9 @@ class ScriptedWatch:
         assert first_step == 0
         self.rollbacks, self.seen = rollbacks, 0.0
 
+    def needed_from(self, step: int) -> int:
+        return step - 8
+
     def observe(self, record: StepRecord) -> Decision:
         self.seen += record.loss
         if self.rollbacks or record.step not in (ALARM, ASK) or self.reply == "quiet":

@@ -140,6 +140,11 @@ class SpikeWatch:
         self._close()
         return window
 
+    def needed_from(self, step: int) -> int | None:
+        """Where the window of an alarm at ``step`` would begin, for a checkpoint before it to be kept; None where
+        nothing is watched."""
+        return self.window_start(step) if self.config.enabled else None
+
     def window_start(self, alarm: int) -> int:
         """Where the window of an alarm at step ``alarm`` begins: before the visible spike, and at the first appearance
         of any source that is new. A later alarm's begins no earlier."""
