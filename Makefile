@@ -10,8 +10,8 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 DEMO_FLAGS ?=
-PYTEST_FLAGS ?= -n 3 --dist loadfile --timeout 900
-SLOW_FLAGS ?= -n 2 --dist loadfile --timeout 1800
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timeout 900
+SLOW_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder --timeout 1800
 
 DATATROVE_TESTS := $(addprefix tests/,\
 	contracts/test_engines.py contracts/test_methods.py contracts/test_quality_filters.py \

@@ -25,6 +25,7 @@ from support.replicas import (
 from support.training import ledger, train
 
 from loader.errors import ConfigError
+from loader.files import TEMPORARY_PREFIX
 from loader.run_folder import RunPaths, lock_run, read_events
 from loader.run_verify import verify_run
 from train.checkpoint import list_checkpoints
@@ -105,8 +106,11 @@ def test_a_killed_leader_is_followed_and_comes_back(made: MadeDataset, tmp_path:
     root = tmp_path / "run"
     with pair(tmp_path, made) as (job, first, second):
         at_step(root, steps_done(root) + 10)
+        unfinished = root / "checkpoints" / f"{TEMPORARY_PREFIX}9-0123abcd-step_000007"  # as if killed while it saved
+        unfinished.mkdir()
         first.kill()
         wait_until(lambda: "this replica leads now" in second.said, "another leader")
+        wait_until(lambda: not unfinished.exists(), "what was never finished to go")
         with start_replica(job, "c") as third:
             wait_until(lambda: "joined at step" in third.said, "the first replica again")
             wait_until(lambda: second.has_ended() and third.has_ended(), "the end")

@@ -24,7 +24,7 @@ from loader.run_folder import lock_run, read_identity
 from loader.runs import ledger_of, read_branches
 from loader.stream.stream import Stream
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, remove_unfinished
 from ..job import Changes
 from ..launch import place
 from ..lineage import lineage_checkpoints
@@ -201,6 +201,7 @@ class _ReplicaDriver(Driver):
         self._setting = replace(self._setting, world=self._world)
         self._members.leads = True
         self._size = 0  # told anew: nobody has written what this replica saw while it followed
+        remove_unfinished(self._job.paths.checkpoints)  # of a leader that was lost while it saved
         self._drop_if_behind()
         return True
 
