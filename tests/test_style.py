@@ -30,10 +30,9 @@ def trees() -> dict[str, ast.Module]:
     return {name: ast.parse((ROOT / name).read_text(encoding="utf-8")) for name in NAMES}
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    for name, tree in trees().items():
-        for node in ast.walk(tree):
-            yield name, node
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    return [(name, node) for name, tree in trees().items() for node in ast.walk(tree)]
 
 
 def size_of(node: Function | ast.ClassDef) -> int:

@@ -101,12 +101,13 @@ def test_positions_are_told_without_reading_a_token(made: MadeDataset, tmp_path:
     folder = tmp_path / "data"
     shutil.copytree(made.path, folder)
     run = make_run(tmp_path, [MadeDataset(**{**vars(made), "path": folder})])
-    wanted = locate_positions(open_run(run.root), 0, 1 << 16)
-    assert len(wanted["samples"]) == 1 << 16
+    wanted = locate_positions(open_run(run.root), 0, 1 << 10)
     for file in folder.glob("*/*.mds"):
         file.write_bytes(bytes(file.stat().st_size))
     view = open_run(run.root)
-    assert locate_positions(view, 0, 1 << 16) == wanted
+    found = locate_positions(view, 0, 1 << 16)
+    assert len(found["samples"]) == 1 << 16
+    assert found["samples"][: 1 << 10] == wanted["samples"]
     with pytest.raises(DamageError):
         locate_step(view, 0)
 

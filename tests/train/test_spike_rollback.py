@@ -255,7 +255,7 @@ def test_killed_at_some_moments_of_a_confirmation(
 ) -> None:
     monkeypatch.setattr(scripted, "reply", reply)
     rng = random.Random(4)
-    sweep_all(made, tmp_path, lambda number: sorted(rng.sample(range(number // 3, number), 4)))
+    sweep_all(made, tmp_path, lambda number: sorted(rng.sample(range(number // 3, number), 2)))
 
 
 @pytest.mark.slow
