@@ -176,16 +176,13 @@ def _plan(
     mixture: tuple[tuple[MixtureStage, ...], Mapping[str, int], Collection[str]],
     drops: Sequence[SkipEntry],
 ) -> Plan:
-    """The old plan; of a source that is gone it has the name, and one shard for all of them: only its rank is asked."""
+    """The old plan; of a source that is gone it has the name, and a shard of one sample: only its rank is asked."""
     from .order.plan import BatchStage, Plan, PlanConfig, SourceShape
     from .order.skips import SkipList
 
     stages, samples, names = mixture
     everybody = sorted({*samples, *(name for stage in stages for name in stage.weights)})
-    shapes = tuple(
-        SourceShape(name, sources.shard_samples(name) if name in names else (samples.get(name, 0) or 1,))
-        for name in everybody
-    )
+    shapes = tuple(SourceShape(name, sources.shard_samples(name) if name in names else (1,)) for name in everybody)
     config = PlanConfig(shapes, data.seed, stages, (BatchStage(0, 1),), data.window_shards, data.slices, force.start)
     return Plan(config, SkipList(drops), _Places(sources, names))
 

@@ -16,7 +16,8 @@ __all__ = ["store_options"]
 
 def store_options(paths: RunPaths) -> StoreOptions:
     """How the Datasets of a run are reached by who looks into them: in the cache of its ``run:`` block where that is
-    there and can be written, else, as on another machine, in the user's own."""
+    one already and can be written, else, as on another machine, in the user's own. The run's limit is not taken over:
+    what others fetched there since would be removed for a look."""
     from .stream.store import StoreOptions
 
     try:
@@ -25,9 +26,9 @@ def store_options(paths: RunPaths) -> StoreOptions:
         return StoreOptions()
     run = value.get("run") if isinstance(value, dict) else None
     block: dict[str, Any] = run if isinstance(run, dict) else {}
-    cache, limit = block.get("cache"), block.get("cache_bytes")
+    cache = block.get("cache")
     if not isinstance(cache, str) or not os.path.isabs(cache):
         return StoreOptions()
-    if not (os.path.isdir(cache) and os.access(cache, os.W_OK | os.X_OK)):
-        return StoreOptions()
-    return StoreOptions(cache, limit if type(limit) is int and limit > 0 else None)
+    # Opening a cache clears away what dead processes left there: a folder that is none holds what is somebody's.
+    is_cache = os.path.isdir(os.path.join(cache, "datasets", ".leases"))
+    return StoreOptions(cache) if is_cache and os.access(cache, os.W_OK | os.X_OK) else StoreOptions()

@@ -32,7 +32,7 @@ from .run_folder import (
     write_config,
 )
 from .sealed import read_sealed, write_sealed
-from .source_columns import by_source, columns_of_attempts
+from .source_columns import by_source, columns_of, columns_of_attempts, first_steps
 
 if TYPE_CHECKING:
     from .order.skips import SkipEntry
@@ -274,7 +274,8 @@ def _merged(
         current = branches[current.parent]
         lineage.insert(0, current)
     merged_N, damage = np.empty(0, ledger_dtype(len(names or ()))), None
-    columns = columns_of_attempts(read_events(paths)) if names is not None else {}
+    remapped = names is not None and any(member.remap is not None for member in lineage)
+    columns = columns_of_attempts(read_events(paths)) if remapped else {}  # else numbers say as much
     for member in lineage:
         if member.from_step <= _next_step(merged_N):
             damage = None  # it was left behind
@@ -290,8 +291,11 @@ def _merged(
                     damage = None  # its steps were done again
                 own_N = file.records_N
                 if names is not None:
-                    own_N = by_source(own_N, columns.get((member.number, attempt)), names)
+                    own_N = by_source(own_N, columns_of(columns, member.number, attempt), names)
                 merged_N = _joined(merged_N[merged_N["step"] < first], own_N)
+            elif file.damage is not None:  # its first step is unknown but for the events
+                first = first_steps(read_events(paths)).get((member.number, attempt), 0)
+                merged_N = merged_N[merged_N["step"] < first]
             damage = file.damage or damage
     return merged_N, damage
 

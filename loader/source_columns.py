@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .ledger import ledger_dtype
 
-__all__ = ["SourceColumns", "by_source", "columns_of_attempts"]
+__all__ = ["SourceColumns", "by_source", "columns_of", "columns_of_attempts", "first_steps"]
 
 _COLUMNS = ("source_loss_S", "source_labels_S")
 SourceColumns = Mapping[tuple[int, int], tuple[str, ...]]
@@ -28,6 +28,22 @@ def columns_of_attempts(events: Sequence[Mapping[str, Any]]) -> SourceColumns:
         (int(event["branch"]), int(event["attempt"])): tuple(event["sources"])
         for event in events
         if event["kind"] in ("start", "resume") and "sources" in event and "attempt" in event
+    }
+
+
+def columns_of(columns: SourceColumns, branch: int, attempt: int) -> tuple[str, ...] | None:
+    """The sources of an attempt's columns; of one without an event (what a torchft replica adds) those of the longest
+    list of its branch: sources are only added there. None: nobody said."""
+    own = [names for (other, _), names in columns.items() if other == branch]
+    return columns.get((branch, attempt)) or max(own, key=len, default=None)
+
+
+def first_steps(events: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
+    """(branch, attempt) -> the step that it began at, by the events of a run."""
+    return {
+        (int(event["branch"]), int(event["attempt"])): int(event["step"])
+        for event in events
+        if event["kind"] in ("start", "resume") and "attempt" in event
     }
 
 

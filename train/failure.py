@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ __all__ = ["EchoError", "FailureStore", "agree_on_failure", "comes_again", "erro
 _KEY = "tokenreel-failure"
 _WAIT_S = 3.0
 _CLASSES: Mapping[int, type[TokenreelError]] = {1: JobError, 2: ConfigError, 3: DamageError, 4: RefusedError}
-_COMES_AGAIN = frozenset({"TR-CHECKPOINT-WRITE", "TR-SPIKE-GIVEN-UP"})
+_NO_PLACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM})
 _PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out|peer", re.I)
 
 
@@ -49,8 +50,11 @@ def error_from_json(value: Mapping[str, Any]) -> TokenreelError:
 
 def comes_again(error: TokenreelError) -> bool:
     """Whether another start at once would end the same way: the replayed steps lead to the same verdict, the disk is as
-    full as it was; or it is configuration, damage, or refused."""
-    return error.exit_code != JobError.exit_code or error.code in _COMES_AGAIN
+    full as it was; or it is configuration, damage, or refused. What a network mount answers once may pass."""
+    if error.code == "TR-CHECKPOINT-WRITE":
+        cause = error.__cause__
+        return isinstance(cause, OSError) and cause.errno in _NO_PLACE
+    return error.exit_code != JobError.exit_code or error.code == "TR-SPIKE-GIVEN-UP"
 
 
 def is_peer_failure(error: BaseException) -> bool:

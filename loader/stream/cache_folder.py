@@ -31,7 +31,6 @@ from ..files import TEMPORARY_PREFIX, fsync_folder, make_folder
 from ..process_locks import ProcessLock
 from ..shards.access import hash_regular, resolve
 from .cache_room import DISK_FULL, MARK, CacheRoom
-from .leases import Lease
 from .locks import NamedLocks
 from .waits import tell
 
@@ -94,8 +93,7 @@ class CacheFolder:
         try:
             make_folder(root)
             make_folder(root / ".locks")
-            self.lease = Lease(root / ".leases")
-            self._room.begin(self.lease.name)
+            self.lease = self._room.begin()
         except OSError as error:
             raise _unwritable(root, error) from None
 

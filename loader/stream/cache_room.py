@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..files import TEMPORARY_PREFIX
 from ..process_locks import ProcessLock
-from .leases import Needs, read_needs
+from .leases import Lease, Needs, read_needs
 from .locks import NamedLocks
 from .waits import tell
 
@@ -53,11 +53,9 @@ class CacheRoom:
         self._locks = locks
         self._account = root / ".used"
 
-    def begin(self, lease: str) -> None:
-        """Clear away what dead processes left: files on their way, and the account where no other lives.
-
-        Args:
-            lease: this process's own.
+    def begin(self) -> Lease:
+        """Clear away what dead processes left: files on their way, and the account where none lives; then take out this
+        process's own lease: of several that start at once the first one must see that nobody was there.
 
         Raises:
             OSError: the folder cannot be written. JobError: another process holds it for too long.
@@ -65,8 +63,9 @@ class CacheRoom:
         with self._locks.hold(_LOCK):
             needs = read_needs(self.root / ".leases")
             self._clear(needs)
-            if needs.alive <= {lease}:
+            if not needs.alive:
                 self._account.unlink(missing_ok=True)
+            return Lease(self.root / ".leases")
 
     def limit_bytes(self) -> int:
         """The limit in force; where none was given, the folder is looked through."""

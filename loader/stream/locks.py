@@ -68,7 +68,8 @@ class NamedLocks:
             yield held
         finally:
             if held.is_held:  # a forked child has no part in it
-                path.unlink(missing_ok=True)
+                if held.is_linked():  # else the folder was cleared, and the file there is another holder's
+                    path.unlink(missing_ok=True)
                 held.close()
 
     def _try(self, path: Path) -> tuple[ProcessLock | None, int]:

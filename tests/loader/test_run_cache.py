@@ -49,7 +49,7 @@ def test_a_run_is_opened_in_the_cache_that_it_was_trained_with(
     monkeypatch.chdir("/")  # relative to the configuration's folder, wherever it is asked from
     view = open_run(tmp_path / "run")
     assert view.num_steps == 4
-    assert store_options(view.paths) == StoreOptions(str(tmp_path / "own"), 1 << 26)
+    assert store_options(view.paths) == StoreOptions(str(tmp_path / "own")), "who looks removes nothing for its sake"
     new = published(make_dataset(tmp_path, DatasetSpec(**{**vars(SPEC), "seed": 2}), name="new"), "new")
     result = remap_run(tmp_path / "run", [new])
     assert (tmp_path / "own" / "datasets" / result["datasets"][0]["digest"]).is_dir()
@@ -65,6 +65,14 @@ def test_a_cache_that_is_not_there_is_not_made(url: str, default_cache: Path, tm
     assert open_run(paths.root).num_steps == 0
     assert not gone.parent.exists()
     assert default_cache.is_dir()
+
+
+def test_a_folder_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+    """A copied run's file may name somebody else's: a cache would clear away what looks unfinished there."""
+    theirs = tmp_path / "data" / "datasets" / ".tmp-7-export"
+    theirs.mkdir(parents=True)
+    (tmp_path / "job.json").write_text(json.dumps({"run": {"cache": str(tmp_path / "data")}}))
+    assert store_options(RunPaths(tmp_path)) == StoreOptions()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from support.datasets import DatasetSpec, MadeDataset, make_dataset
 from support.runs import make_run, roll_back, train
 
 from loader.errors import ConfigError, DamageError, RefusedError
+from loader.ledger import LedgerRecord
 from loader.order import SkipEntry
 from loader.run_view import open_run
 from loader.runs import (
     RunPaths,
+    append_event,
     append_skips,
     create_run,
     ledger_of,
@@ -23,10 +25,12 @@ from loader.runs import (
     materialise_skips,
     next_position,
     open_branch,
+    open_ledger,
     read_branches,
     read_config,
     read_events,
     read_skips,
+    steps_on_record,
 )
 from loader.stream.batch import read_batch
 
@@ -236,3 +240,22 @@ def test_events_are_json_whatever_is_reported(run: RunPaths) -> None:
     (event,) = read_events(run)
     assert event["kind"] == "stop"
     assert json.loads(run.events.read_text())["step"] == 1
+
+
+def test_an_attempt_whose_first_record_is_damaged_hides_what_it_did_again(made: MadeDataset, tmp_path: Path) -> None:
+    """Steps of the attempt before it are not those that the weights came from, though a later attempt follows."""
+    paths = make_run(tmp_path, [made])
+    for attempt, steps in enumerate([range(10), range(4, 8), range(6, 9)]):
+        with open_ledger(paths, 0, attempt, 0) as ledger:
+            for step in steps:
+                ledger.append(LedgerRecord(step, 8 * step, 8 * step + 8, 5, 7))
+    assert ledger_of(paths)["attempt"].tolist() == [0] * 4 + [1] * 2 + [2] * 3
+    file = paths.ledger / "0" / "1.bin"
+    data = bytearray(file.read_bytes())
+    data[64 + 9] ^= 1
+    file.write_bytes(bytes(data))
+    append_event(paths, "resume", 0, 4, attempt=1)
+    with pytest.raises(DamageError, match="TR-LEDGER-RECORD") as caught:
+        ledger_of(paths)
+    assert f"--to {4}," in (caught.value.next_command or "")
+    assert steps_on_record(paths) == 4

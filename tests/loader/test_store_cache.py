@@ -365,3 +365,17 @@ def test_an_old_failure_is_computed_again_before_it_is_raised() -> None:
     assert [prefetcher.get(5) for _ in range(3)] == [0, 1, 2]
     assert counts == [2, 2, 2]
     prefetcher.close(5)
+
+
+def test_a_lock_whose_folder_was_cleared_takes_no_other_holders_away(tmp_path: Path) -> None:
+    """The first holder leaves with its own file, which is gone; the second one's stays, and the third one waits."""
+    locks = NamedLocks(tmp_path / "locks", 0.3)
+    with locks.hold("evict"):
+        shutil.rmtree(tmp_path / "locks")
+        second = locks.hold("evict")
+        second.__enter__()
+    with pytest.raises(JobError, match="TR-STORE-TIMEOUT"), locks.hold("evict"):
+        pass
+    second.__exit__(None, None, None)
+    with locks.hold("evict"):
+        pass

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from support.cache_files import NAMES, SIZE, TOP, data_of, fetch_of, there, want
 
 from loader.errors import JobError
 from loader.stream.cache_folder import CacheFolder, Fetch
-from loader.stream.leases import Lease
+from loader.stream.leases import Lease, read_needs
+from loader.stream.locks import NamedLocks
 
 _MANY = [f"shard.{number:05d}.mds" for number in range(1000)]
 
@@ -135,6 +138,19 @@ def test_the_account_of_processes_that_are_gone_is_not_trusted(tmp_path: Path) -
     (tmp_path / ".used").write_bytes(b"00000000000000000000")
     fill(CacheFolder(tmp_path, 4 * SIZE, 5.0), NAMES[4:5])
     assert there(tmp_path) == set(NAMES[1:5])
+
+
+def test_of_several_that_start_at_once_the_first_one_sees_that_nobody_was_there(tmp_path: Path) -> None:
+    fill(CacheFolder(tmp_path, 4 * SIZE, 5.0), NAMES[:4])
+    (tmp_path / ".used").write_bytes(b"00000000000000000000")
+    with ThreadPoolExecutor(4) as pool, NamedLocks(tmp_path / ".locks", 5.0).hold("evict"):
+        opened = [pool.submit(CacheFolder, tmp_path, 4 * SIZE, 60.0) for _ in range(4)]
+        time.sleep(0.3)  # for all of them to come as far as they can
+        assert not read_needs(tmp_path / ".leases").alive
+        assert (tmp_path / ".used").exists()
+    for one in opened:
+        one.result()
+    assert not (tmp_path / ".used").exists()
 
 
 def on_a_small_disk(root: Path, files: int) -> Callable[[str], Fetch]:

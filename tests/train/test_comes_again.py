@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -15,11 +16,21 @@ from train.failure import comes_again
 ROOT = Path(__file__).parents[2]
 
 
+def _unwritten(number: int) -> JobError:
+    """As the saver raises it."""
+    error = JobError("TR-CHECKPOINT-WRITE", os.strerror(number))
+    error.__cause__ = OSError(number, os.strerror(number))
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (JobError("TR-SPIKE-GIVEN-UP", "it still spikes"), True),
-        (JobError("TR-CHECKPOINT-WRITE", "no room"), True),
+        (_unwritten(errno.ENOSPC), True),
+        (_unwritten(errno.EROFS), True),
+        (_unwritten(errno.ESTALE), False),
+        (_unwritten(errno.EIO), False),
         (ConfigError("TR-CONFIG-INVALID", "a key"), True),
         (DamageError("TR-CHECKPOINT-NONE", "none"), True),
         (RefusedError("TR-RUN-DIFFERS", "another"), True),

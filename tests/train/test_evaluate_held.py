@@ -214,12 +214,21 @@ def test_what_root_runs_has_no_capability_and_reads_no_secret() -> None:
     assert Path("/etc/shadow").read_text()
 
 
-@pytest.mark.parametrize("call", ["os.kill(os.getpid(), 0)", "os.remove('f')", "shutil.rmtree('f')", "os.fork()"])
-def test_names_of_harmful_functions_are_gone_before_the_kernel_is_asked(call: str) -> None:
-    caught = (
-        f"import os, shutil\nopen('f', 'w').close()\ntry:\n    {call}\nexcept TypeError:\n    pass\nelse:\n    1 / 0"
-    )
-    assert passes(caught)
+def _caught(harm: str) -> str:
+    return f"import os, shutil\ntry:\n    {harm}\nexcept TypeError:\n    pass\nelse:\n    1 / 0"
+
+
+@pytest.mark.parametrize("harm", ["os.kill(os.getpid(), 0)", "os.chmod('f', 0)", "os.system('true')", "os.fork()"])
+def test_names_of_harmful_functions_are_gone_before_the_kernel_is_asked(harm: str) -> None:
+    assert passes(_caught(harm))
+
+
+def test_names_that_remove_files_are_gone_where_nothing_confines_them_to_a_folder() -> None:
+    def work(home: Path) -> Any:
+        kernel_without([LANDLOCK], errno.ENOSYS)
+        return [passes(_caught(harm)) for harm in ("os.remove('f')", "shutil.rmtree('f')", "os.rename('f', 'g')")]
+
+    assert as_ordinary_user(work) == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_an_older_attempt_that_lost_steps_is_mended_by_the_command_it_names(tmp_
 
 @pytest.mark.parametrize(
     ("attempt", "steps_from_end", "is_harmless"),
-    [(1, 1, False), (1, 2, False), (0, 1, True), (0, 3, False)],
-    ids=["the last step", "one before", "a step that was done again", "a step that was not"],
+    [(1, 1, False), (1, 2, False), (1, 3, False), (0, 1, True), (0, 3, False)],
+    ids=["the last step", "one before", "the first of an attempt", "a step that was done again", "a step that was not"],
 )
 def test_a_damaged_record_is_mended_by_the_command_it_names(
     attempt: int, steps_from_end: int, is_harmless: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from loader.remap import remap_run
 from loader.run_folder import RunPaths
 from loader.run_view import open_run
 from loader.runs import ledger_of
-from loader.source_columns import by_source, columns_of_attempts
+from loader.source_columns import by_source, columns_of, columns_of_attempts
 from train.report.run_report import render_run_report
 
 
@@ -68,3 +68,11 @@ def test_attempts_that_say_nothing_go_by_number() -> None:
     assert by_source(records_N, None, ["x", "y", "z"])["source_labels_S"].tolist() == [[1, 2, 0], [3, 4, 0]]
     assert by_source(records_N, ("y", "w"), ["x", "y"])["source_labels_S"].tolist() == [[0, 1], [0, 3]]
     assert by_source(records_N, ("x", "y"), ["x", "y"]) is records_N
+
+
+def test_an_attempt_without_an_event_has_the_columns_of_its_branch() -> None:
+    columns = {(0, 0): ("a", "b"), (1, 0): ("x", "b"), (1, 2): ("x", "b", "c")}
+    assert columns_of(columns, 0, 0) == columns_of(columns, 0, 7) == ("a", "b")
+    assert columns_of(columns, 1, 0) == ("x", "b")
+    assert columns_of(columns, 1, 1) == ("x", "b", "c")
+    assert columns_of(columns, 2, 0) is None

@@ -18,6 +18,7 @@ from train import loop
 from train.report.cases import open_alarms, quiet_alarms
 from train.report.run_report import render_run_report
 from train.spikes.config import AttributionConfig, DetectorConfig, SpikeConfig
+from train.spikes.records import Window
 from train.spikes.rollback import RollbackRecord, within_span
 from train.spikes.watch import SpikeWatch
 
@@ -89,8 +90,14 @@ def test_no_window_is_longer_than_what_it_may_reach_back_and_forth() -> None:
 def test_rollbacks_ahead_are_not_within_the_last_steps() -> None:
     """``rollback --to`` went back behind them."""
     alarms = (90, 120, 150)
-    records = [RollbackRecord(i, 0, alarm, alarm + 10, 0, 0, "mask", 1.0, 1.0) for i, alarm in enumerate(alarms)]
-    assert [within_span(step, 50, records) for step in (80, 90, 130, 140, 150, 200)] == [0, 1, 2, 1, 2, 0]
+    records = [RollbackRecord(i, a - 8, a, a + 8, 0, 0, "mask", 1.0, 1.0) for i, a in enumerate(alarms)]
+    windows = [Window(step - 8, step, step + 8) for step in (60, 90, 130, 150, 170, 200)]
+    assert [within_span(window, 50, records) for window in windows] == [0, 1, 2, 2, 1, 0]
+
+
+def test_a_rollback_for_the_same_steps_is_spent_though_the_alarm_comes_a_step_sooner() -> None:
+    record = RollbackRecord(0, 284, 300, 332, 280, 0, "mask", 1.0, 1.0)
+    assert within_span(Window(283, 299, 331), 50, [record]) == 1
 
 
 def test_the_watch_says_what_it_still_waits_for() -> None:

@@ -1,11 +1,11 @@
 """Run a program that a model wrote, in a process of its own with little to do harm with.
 
-It has no environment, an empty folder, no standard streams, no rights of root (root's program becomes ``nobody``), and
-limits on time, memory, files and processes. The kernel holds it, whoever started it, with nothing to install: no system
-call that reaches another process, a socket, another program, or rights and owners of files is let through (seccomp); of
-files it reads those of Python and the system and writes in its folder alone (Landlock, Linux 5.13). On a kernel without
-Landlock it writes no file at all, and can read what its user can. Where calls cannot be filtered (not Linux, or neither
-x86_64 nor aarch64) nothing is run: :func:`need_limits` refuses.
+It has next to no environment, an empty folder, no standard streams, no rights of root (root's program becomes
+``nobody``), and limits on time, memory, files and processes. The kernel holds it, whoever started it, with nothing to
+install: no system call that reaches another process, a socket, another program, or rights and owners of files is let
+through (seccomp); of files it reads those of Python and the system and writes in its folder alone (Landlock, Linux
+5.13). On a kernel without Landlock it writes no file at all, and can read what its user can. Where calls cannot be
+filtered (not Linux, or neither x86_64 nor aarch64) nothing is run: :func:`need_limits` refuses.
 
 Not held: size and times of a path that it guesses, Python's packages and what lies in ``/usr`` are seen; its folder may
 fill the disk for as long as it runs; it may say "passed" without having passed; and the kernel may have holes. It is a
@@ -38,6 +38,7 @@ _START = (
 _HARMLESS = (
     "import bisect, collections, copy, datetime, hashlib, heapq, itertools, json, math, random, re, string, typing"
 )
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}  # no thread may be started, and numpy gives up where it would
 _PASSED = b"passed"
 
 
@@ -123,7 +124,7 @@ def _run_in(folder: Path, program: str, limits: Limits, errors: int) -> bool:
         path.chmod(0o644)
         child = subprocess.Popen(
             [sys.executable, "-I", "-B", "-c", _START, str(ROOT), limits.to_json(), str(path)],
-            env={}, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+            env=_ENVIRONMENT, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
             pass_fds=(writing,), start_new_session=True,
         )  # fmt: skip
         try:

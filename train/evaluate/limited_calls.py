@@ -1,8 +1,8 @@
 """Which system calls a process may still make, by a filter of the kernel's (seccomp): no rights are needed for it.
 
 The filter answers "not permitted" to whatever reaches beyond the process: others' signals, limits and memory, new
-processes and programs, sockets, shared memory, rights and owners of files, mounts; and to calls newer than itself. Its
-numbers are those of ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64).
+processes and programs, sockets (but pairs of them), shared memory, rights and owners of files, mounts; and to calls
+newer than itself. Its numbers are those of ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ setpriority 141 140, ioprio_set 251 30, sched_setaffinity 203 122, sched_setattr
 sched_setscheduler 144 119, setpgid 109 154, setsid 112 157
 """
 _MACHINE = """
-socket 41 198, socketpair 53 199, shmget 29 194, shmctl 31 195, shmat 30 196, semget 64 190, semctl 66 191,
+socket 41 198, shmget 29 194, shmctl 31 195, shmat 30 196, semget 64 190, semctl 66 191,
 semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188, mq_open 240 180,
 mq_unlink 241 181, mq_notify 244 184, io_uring_setup 425 425, add_key 248 217, request_key 249 218, keyctl 250 219,
 bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39,

@@ -30,19 +30,23 @@ _SYSTEM = (
 _UNNAMED = {
     os: (
         "chflags chmod chown chroot execl execle execlp execlpe execv execve execvp execvpe fchmod fchown fork forkpty "
-        "kill killpg lchflags lchmod lchown link mkfifo mknod popen posix_spawn posix_spawnp remove removedirs "
-        "removexattr rename renames replace rmdir setxattr spawnl spawnle spawnlp spawnlpe spawnv spawnve spawnvp "
-        "spawnvpe symlink system truncate unlink utime"
+        "kill killpg lchflags lchmod lchown link mkfifo mknod popen posix_spawn posix_spawnp removexattr setxattr "
+        "spawnl spawnle spawnlp spawnlpe spawnv spawnve spawnvp spawnvpe symlink system truncate utime"
     ),
-    shutil: "chown move rmtree",
+    shutil: "chown",
     subprocess: "Popen call check_call check_output run",
 }
+_REMOVING = {os: "remove removedirs rename renames replace rmdir unlink", shutil: "move rmtree"}
+"""Where Landlock confines them to the program's folder a program may use them there, as ``tempfile`` does."""
 
 
-def give_up(folder: str) -> None:
+def give_up(folder: str) -> bool:
     """No new privileges, none of root; of files only those of Python and the system, to read, and ``folder``; no system
     call that reaches beyond this process. Where the kernel has no Landlock, no file at all may be written, and whatever
     the user may read can be read.
+
+    Returns:
+        whether files are written in ``folder`` alone.
 
     Raises:
         OSError: the kernel does not let it.
@@ -55,6 +59,7 @@ def give_up(folder: str) -> None:
     else:
         kept = False
     keep_calls(writes=kept)
+    return kept
 
 
 def _become_harmless() -> None:
@@ -84,23 +89,27 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def unname() -> None:
+def unname(*, removes: bool) -> None:
     """Take away the names of functions that do harm, so that an accident ends in an exception before the kernel is
     asked at all. It is no barrier to a program that wants to get past it.
+
+    Args:
+        removes: those that remove and rename files stay.
     """
-    for module, names in _UNNAMED.items():
-        for name in names.split():
-            if hasattr(module, name):
-                setattr(module, name, None)
+    for table in (_UNNAMED,) if removes else (_UNNAMED, _REMOVING):
+        for module, names in table.items():
+            for name in names.split():
+                if hasattr(module, name):
+                    setattr(module, name, None)
 
 
 def run(limits: str, program: str) -> None:
     """Become the program at a path, in the present folder. ``limits``: JSON, as ``execute.Limits.to_json``."""
     limit(json.loads(limits))
     try:
-        give_up(os.getcwd())
+        kept = give_up(os.getcwd())
     except OSError as error:
         sys.exit(str(error))
-    unname()
+    unname(removes=kept)
     sys.argv[:] = [program]
     runpy.run_path(program, run_name="__main__")

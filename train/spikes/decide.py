@@ -186,7 +186,7 @@ def decide(case: Case, finding: Finding, config: SpikeConfig, report: Mapping[st
     action, why = _choose(case, finding, config)
     if action is None:
         return _go_on(why, report)
-    spent = within_span(case.window.alarm, config.rollback_span_steps, case.rollbacks)
+    spent = within_span(case.window, config.rollback_span_steps, case.rollbacks)
     if spent >= config.max_rollbacks:
         why = f"{spent} rollbacks within {config.rollback_span_steps} steps are already spent"
         return _go_on(why, report) if case.finite else _stop(why, report)

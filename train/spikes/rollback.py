@@ -101,7 +101,9 @@ def tried_checkpoints(window: Window, rollbacks: Iterable[RollbackRecord], *, fi
     ]
 
 
-def within_span(step: int, span_steps: int, rollbacks: Iterable[RollbackRecord]) -> int:
-    """How many rollbacks lie within the last ``span_steps`` steps up to ``step``. Those ahead of it, of a stretch that
-    the run went back over, count again when the run comes there."""
-    return sum(1 for r in rollbacks if step - span_steps < r.alarm <= step)
+def within_span(window: Window, span_steps: int, rollbacks: Iterable[RollbackRecord]) -> int:
+    """How many rollbacks lie within the last ``span_steps`` steps up to the alarm of ``window``, or answered the same
+    steps: done again, they may raise the alarm a step sooner. Those ahead of it, of a stretch that the run went back
+    over, count again when the run comes there."""
+    step = window.alarm
+    return sum(1 for r in rollbacks if step - span_steps < r.alarm <= step or overlaps(r, window))
