@@ -167,7 +167,7 @@ class _Fetcher:
                 self._download(files, name, temporary)
             verify_checkpoint(found)
             fsync_folder(temporary)
-            aside = self._bring_record(record, files, place)
+            aside = self._bring_record(record, files, place, found.facts.step)
             final = free_path(folder, found.facts.step)
             temporary.rename(final)
             fsync_folder(folder)
@@ -176,12 +176,14 @@ class _Fetcher:
             raise
         return final, aside
 
-    def _bring_record(self, record: Mapping[str, Any], files: Mapping[str, RemoteFile], place: str) -> Path | None:
+    def _bring_record(
+        self, record: Mapping[str, Any], files: Mapping[str, RemoteFile], place: str, step: int
+    ) -> Path | None:
         """Before the checkpoint has its name: without the steps that led to it nobody may go on from it."""
         if not self._paths.identity.exists():
             restore_record(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
         elif self._follows:
-            return catch_up(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin")
+            return catch_up(self._paths, record, self._bytes(files, "RUN.bin", place), f"{place}/RUN.bin", step)
         return None
 
     def _known(self, files: Mapping[str, RemoteFile], name: str, place: str) -> RemoteFile:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import DamageError, RefusedError
-from loader.files import check_name, digest_bytes, fsync_folder, write_atomic
+from loader.files import check_name, digest_bytes, fsync_folder, make_folder, write_atomic
 from loader.run_folder import RunPaths
+from loader.runs import read_branches
 from loader.sealed import read_sealed, unseal, write_sealed
+
+from .lineage import lineage_checkpoints
 
 __all__ = ["catch_up", "is_half", "pack_record", "refuse_fork", "restore_record"]
 
@@ -61,12 +64,15 @@ def is_half(paths: RunPaths) -> bool:
     return (paths.root / _HALF).exists()
 
 
-def catch_up(paths: RunPaths, record: Mapping[str, Any], data: bytes, place: str) -> Path | None:
+def catch_up(paths: RunPaths, record: Mapping[str, Any], data: bytes, place: str, step: int) -> Path | None:
     """Bring the files of a run's folder to a record of the same run that another machine led further.
 
-    What the folder alone knew (steps done there and once more elsewhere, events) is kept below ``replaced/``. A folder
-    that holds all of the record stays as it is. Killed on the way, the next call ends it; see :func:`is_half`. The
-    caller has asked :func:`refuse_fork`.
+    What the folder alone knew (steps done there and once more elsewhere, events, and the checkpoints of such steps) is
+    kept below ``replaced/``. A folder that holds all of the record stays as it is. Killed on the way, the next call
+    ends it; see :func:`is_half`. The caller has asked :func:`refuse_fork`.
+
+    Args:
+        step: of the checkpoint that comes with the record: later ones here, of its lineage, are of other steps.
 
     Returns:
         where what was replaced lies; None: nothing was.
@@ -93,6 +99,11 @@ def catch_up(paths: RunPaths, record: Mapping[str, Any], data: bytes, place: str
     for path, content in theirs.items():
         if ours.get(path) != content:
             write_atomic(path, content)
+    for checkpoint in lineage_checkpoints(paths.checkpoints, read_branches(paths)):
+        if checkpoint.facts.step > step:
+            make_folder(aside / paths.checkpoints.name)
+            checkpoint.path.rename(aside / paths.checkpoints.name / checkpoint.path.name)
+    fsync_folder(paths.checkpoints)
     half.unlink()
     fsync_folder(paths.root)
     return aside

@@ -123,6 +123,21 @@ def test_steps_that_were_never_uploaded_are_kept_aside_and_done_again(
         assert (aside / path.relative_to(kept)).read_bytes() == path.read_bytes()
 
 
+def test_checkpoints_of_steps_that_are_kept_aside_go_with_them(place: Place) -> None:
+    """B did 4 to 8 alone; A, stopped and started again and again, came to 7 with more saves than B."""
+    b, a, root = place.machine("b", keep_last=9), place.machine("a"), place.folder / "b"
+    train(b, "steps=4")
+    train(b, "steps=8", "checkpoint.upload=null")
+    for steps in (5, 6, 7):
+        train(a, f"steps={steps}")
+    found = train(b, "steps=12")
+    assert resumed_at(root)[-1] == 7
+    assert found.parameters == place.whole(12).parameters
+    assert losses(root) == losses(place.folder / "whole")
+    assert [path.name for path in (root / "replaced" / "000001" / "checkpoints").iterdir()] == ["step_000008"]
+    assert not verify_run(root)
+
+
 def test_a_branch_that_only_this_folder_knows_is_refused_by_name(place: Place) -> None:
     """Somebody rolled the stale folder back: neither history may silently replace the other."""
     b, a, root = place.machine("b"), place.machine("a"), place.folder / "b"
