@@ -66,13 +66,13 @@ class Keeper:
         return [] if self._uploader is None else self._uploader.take_events()
 
     def catch_up(self, newest: Checkpoint, window_start: int | None) -> None:
-        """Upload a checkpoint that an earlier start saved, unless the run's events say that it is there;
+        """Upload a checkpoint that an earlier start saved, unless the run's events say that it is there, at this URL;
         ``window_start`` as for :meth:`follow`."""
         if self._uploader is None:
             return
-        digest = digest_bytes((newest.path / COMMIT_NAME).read_bytes())[:12]
+        digest, url = digest_bytes((newest.path / COMMIT_NAME).read_bytes())[:12], self._uploader.url
         events = [event for event in read_events(self._paths) if event["kind"] == "checkpoint_uploaded"]
-        if not any(event["checkpoint"].endswith(digest) for event in events):
+        if not any(event["checkpoint"].endswith(digest) and event.get("url") == url for event in events):
             self._uploader.begin(newest, window_start)
 
     def finish(self, *, wait: bool, stop_requested: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:

@@ -49,6 +49,9 @@ class Uploader:
     Args:
         url: where to. paths: of the run. config: what to keep there. say: where remarks go, from another thread too.
         transfer: sizes and attempts.
+
+    Attributes:
+        url: without a slash at its end; events of uploads name it.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class Uploader:
         transfer: Transfer | None = None,
     ) -> None:
         self._transfer = transfer or Transfer(ranges=4)
-        self._url, self._paths, self._config, self._say = url.rstrip("/"), paths, config, say
-        self._store = open_writable_store(self._url, self._transfer)
+        self.url, self._paths, self._config, self._say = url.rstrip("/"), paths, config, say
+        self._store = open_writable_store(self.url, self._transfer)
         self._next: _Waiting | None = None
         self._current: _Waiting | None = None
         self._told = False
@@ -114,7 +117,7 @@ class Uploader:
             step = waiting.checkpoint.facts.step
             try:
                 name = self._upload(waiting.checkpoint, waiting.window_start)
-                event = {"kind": "checkpoint_uploaded", "step": step, "checkpoint": name}
+                event = {"kind": "checkpoint_uploaded", "step": step, "checkpoint": name, "url": self.url}
             except Exception as error:  # whatever it is, the training goes on
                 told = error if isinstance(error, TokenreelError) else None
                 code = told.code if told is not None else type(error).__name__
@@ -146,7 +149,7 @@ class Uploader:
         return self._retried(lambda: list(self._store.list(folder)), folder)
 
     def _retried(self, attempt: Callable[[], _T], path: str) -> _T:
-        return with_retries(attempt, f"{self._url}/{path}", self._transfer, self._store.renew, self._stop)
+        return with_retries(attempt, f"{self.url}/{path}", self._transfer, self._store.renew, self._stop)
 
     def _put(self, path: str, content: bytes | Path, wanted: tuple[int, str], there: dict[str, RemoteFile]) -> None:
         """Put one object unless it is there, and read back what cannot be told from the store's answer."""
@@ -184,12 +187,12 @@ class Uploader:
         complete = [one for one in found if one.complete]
         own = next((one for one in complete if one.label == label), None)
         if own is None:
-            raise DamageError("TR-UPLOAD-LOST", "the checkpoint is not complete", f"{self._url}/{run_id}/{label}")
+            raise DamageError("TR-UPLOAD-LOST", "the checkpoint is not complete", f"{self.url}/{run_id}/{label}")
         greater = sum(one.number >= own.number for one in complete if one is not own)
         if greater:
             if not self._told:
                 self._say(
-                    f"{self._url}/{run_id} holds {greater} checkpoints with greater numbers than {label}, damaged ones "
+                    f"{self.url}/{run_id} holds {greater} checkpoints with greater numbers than {label}, damaged ones "
                     "or those of another machine that trains this run: nothing is removed there"
                 )
             self._told = True

@@ -75,3 +75,6 @@ def test_a_signal_ends_the_wait_and_the_next_start_uploads(
     count = len(uploaded(root))
     train(job, say=said.append)  # it is there now: nothing is asked of the store
     assert len(uploaded(root)) == count
+    s3_server.put(f"{bucket}-other", {"other": b"left alone"})
+    train(job, f"checkpoint.upload=s3://{bucket}-other/runs", say=said.append)
+    assert 12 in in_store(s3_server, f"{bucket}-other"), "what is at one URL is not at another"
