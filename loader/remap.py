@@ -30,7 +30,7 @@ from .remap_before import (
 from .run_cache import store_options
 from .run_config import build_plan
 from .run_data import DataInForce, data_in_force, digests_of, entries_in_force, lineage_of
-from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, write_config
+from .run_folder import RunPaths, append_event, lock_run, read_config, read_identity, refuse_half, write_config
 from .run_verify import COMMIT_NAME
 from .run_view import RunView, dataset_entries, dataset_places, open_run, parse_data_config, relative_datasets
 from .runs import Branch, materialise_skips, open_branch, read_branches, read_skips
@@ -78,6 +78,7 @@ def remap_run(root: Path, datasets: Sequence[str], plan_only: bool = False) -> d
     paths = RunPaths(root)
     identity = read_identity(paths)
     with lock_run(paths):
+        refuse_half(paths)
         materialise_skips(paths)
         semantic, branches, entries = read_config(paths), read_branches(paths), read_skips(paths)
         relative = relative_datasets(datasets, Path(), root)

@@ -194,6 +194,7 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     from .order.skips import SkipList
     from .run_config import build_plan
     from .run_data import numbered_in_force
+    from .run_folder import refuse_half
     from .run_text import skip_text
     from .run_view import open_run
     from .runs import append_event, append_skips, lock_run
@@ -201,6 +202,7 @@ def skip(output: Output, folder: str, **options: Any) -> None:
     plan_only = bool(options.pop("plan_only"))
     paths = _existing_run(folder)
     with lock_run(paths):
+        refuse_half(paths)
         view = open_run(paths.root)
         entry = _skip_entry(view, options)
         number = len(view.entries) + 1

@@ -22,6 +22,7 @@ from .process_locks import lock_file
 from .sealed import append_sealed_line, read_sealed, read_sealed_lines, write_sealed
 
 __all__ = [
+    "HALF_NAME",
     "RUN_FORMAT",
     "TRUNK",
     "RunPaths",
@@ -33,8 +34,12 @@ __all__ = [
     "read_config",
     "read_events",
     "read_identity",
+    "refuse_half",
     "write_config",
 ]
+
+HALF_NAME = "replacing.json"
+"""There while a run's files are being replaced by those of a newer upload."""
 
 RUN_FORMAT = {"format": "tokenreel-run", "version": 1}
 _CONFIG_PREFIX = b"# tokenreel run configuration, xxh3-128 of what follows: "
@@ -127,6 +132,19 @@ def lock_run(paths: RunPaths) -> Iterator[None]:
         yield
     finally:
         held.close()
+
+
+def refuse_half(paths: RunPaths) -> None:
+    """For whoever is about to build on a run's files.
+
+    Raises:
+        DamageError: a start was ended while it replaced them by those of a newer upload; the next one ends that.
+    """
+    if (paths.root / HALF_NAME).exists():
+        raise DamageError(
+            "TR-RUN-HALF", "a start was ended while it replaced the run's own files by those of a newer upload",
+            str(paths.root), "that upload", "tokenreel train with checkpoint.upload as it was: it ends what was begun",
+        )  # fmt: skip
 
 
 def create_run(paths: RunPaths, identity: Mapping[str, Any], semantic: Mapping[str, Any]) -> dict[str, Any]:

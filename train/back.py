@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import ConfigError, DamageError, RefusedError
-from loader.run_folder import RunPaths, append_event, lock_run, read_identity
+from loader.run_folder import RunPaths, append_event, lock_run, read_identity, refuse_half
 from loader.runs import materialise_skips, open_branch, read_branches, steps_on_record
 
 from .checkpoint import pin
@@ -27,6 +27,7 @@ def roll_back(run: Path, step: int, say: Callable[[str], None]) -> dict[str, Any
     paths = RunPaths(run)
     read_identity(paths)
     with lock_run(paths):
+        refuse_half(paths)
         materialise_skips(paths)
 
         def damaged(error: DamageError) -> None:

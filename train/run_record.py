@@ -12,7 +12,7 @@ from typing import Any
 
 from loader.errors import DamageError, RefusedError
 from loader.files import check_name, digest_bytes, fsync_folder, make_folder, write_atomic
-from loader.run_folder import RunPaths
+from loader.run_folder import HALF_NAME, RunPaths
 from loader.runs import read_branches
 from loader.sealed import read_sealed, unseal, write_sealed
 
@@ -20,7 +20,7 @@ from .lineage import lineage_checkpoints
 
 __all__ = ["catch_up", "is_half", "pack_record", "refuse_fork", "restore_record"]
 
-_ASIDE, _HALF = "replaced", "replacing.json"
+_ASIDE = "replaced"
 
 
 def _files(paths: RunPaths) -> Iterator[Path]:
@@ -61,7 +61,7 @@ def restore_record(paths: RunPaths, record: Mapping[str, Any], data: bytes, plac
 
 def is_half(paths: RunPaths) -> bool:
     """Whether :func:`catch_up` was killed while it wrote: nothing may be built on the files before it has ended."""
-    return (paths.root / _HALF).exists()
+    return (paths.root / HALF_NAME).exists()
 
 
 def catch_up(paths: RunPaths, record: Mapping[str, Any], data: bytes, place: str, step: int) -> Path | None:
@@ -82,7 +82,7 @@ def catch_up(paths: RunPaths, record: Mapping[str, Any], data: bytes, place: str
             branches are damaged.
         OSError: the file system refused.
     """
-    theirs, half = _parts(paths, record, data, place), paths.root / _HALF
+    theirs, half = _parts(paths, record, data, place), paths.root / HALF_NAME
     ours = _own(paths)
     if not half.exists() and _contains(paths, ours, theirs):
         return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from loader.errors import DamageError
-from loader.run_folder import RunPaths
+from loader.run_folder import RunPaths, refuse_half
 from loader.runs import ledger_of, read_branches
 
 from .checkpoint import list_checkpoints, pin_steps, unpin_alarms
-from .run_record import is_half
 
 __all__ = ["check_folder", "refuse_silent_restart"]
 
@@ -36,11 +35,7 @@ def check_folder(paths: RunPaths, steps: int, alarm_is_open: bool) -> None:
     Raises:
         DamageError: it holds fewer than ``steps`` steps, or is damaged, or half of it is of a newer upload.
     """
-    if is_half(paths):
-        raise DamageError(
-            "TR-RUN-HALF", "a start was ended while it replaced the run's own files by those of a newer upload",
-            str(paths.root), "that upload", "the same command with checkpoint.upload as it was: it ends what was begun",
-        )  # fmt: skip
+    refuse_half(paths)
     held = len(ledger_of(paths))
     if held < steps:
         raise DamageError(

@@ -14,6 +14,7 @@ from support.runs import make_run, roll_back, train
 
 from loader.cli import main
 from loader.order import SkipEntry
+from loader.run_folder import HALF_NAME
 from loader.run_view import open_run
 from loader.runs import RunPaths, lock_run
 from loader.settings import child_environment
@@ -319,3 +320,19 @@ def test_looking_up_imports_nothing_heavy(run: RunPaths) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_that_is_half_replaced_by_a_newer_upload_is_changed_by_nobody(
+    made: MadeDataset, run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.root / HALF_NAME).write_text("{}")
+    before = {path: path.read_bytes() for path in run.root.rglob("*.json")}
+    verbs = (
+        ["skip", run.root, "--source", "code"],
+        ["rollback", run.root, "--to", 2],
+        ["remap", run.root, "--dataset", made.path],
+    )
+    for verb in verbs:
+        code, _, err = _call(capsys, *verb)
+        assert (code, "TR-RUN-HALF" in err) == (3, True), (verb, err)
+    assert {path: path.read_bytes() for path in run.root.rglob("*.json")} == before
