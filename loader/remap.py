@@ -193,7 +193,11 @@ def _check_alike(force: DataInForce, new: Sources) -> None:
     for what, key in (("sequence length", "seq_len"), ("vocabulary", "vocab_size"), ("tokenizer", "tokenizer")):
         if was[key] != now[key]:
             expected = f"{was[key]} as the run has read so far"
-            raise RefusedError("TR-SOURCES-DIFFER", f"{what} {now[key]}", new.place, expected)
+            raise RefusedError(
+                "TR-SOURCES-DIFFER", f"{what} {now[key]}", new.place, expected,
+                f"build it anew with the {what} of the run"
+                + (", loaded from the tokenizer/ of a Dataset that it read" if key == "tokenizer" else ""),
+            )  # fmt: skip
 
 
 def _skip_list(entries: Sequence[SkipEntry]) -> Any:

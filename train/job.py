@@ -190,14 +190,29 @@ def establish(job: Job, sources: Sources) -> Changes:
         )  # fmt: skip
     for entry, digest in zip(began_with, sources.digests, strict=False):
         if entry["digest"] != digest:
-            expected = f"{entry['digest']}, as at the start"
-            given = [word for dataset in sources.datasets for word in ("--dataset", dataset.location)]
-            command = shlex.join(["tokenreel", "remap", str(job.paths.root), *given])
-            next_command = f"{command}, if the data truly changed"
-            raise RefusedError(
-                "TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], expected, next_command
-            )
+            raise _other_data(job, sources, entry, digest)
     return _changes([key for key, _, _ in differing])
+
+
+def _other_data(job: Job, sources: Sources, entry: Mapping[str, Any], digest: str) -> RefusedError:
+    expected = f"{entry['digest']}, as at the start"
+    given = [word for dataset in sources.datasets for word in ("--dataset", dataset.location)]
+    command = shlex.join(["tokenreel", "remap", str(job.paths.root), *given])
+    next_command = f"{command}, if the data truly changed"
+    return RefusedError("TR-RUN-DATASET", f"a Dataset has digest {digest}", entry["path"], expected, next_command)
+
+
+def refuse_other_tokens(job: Job, sources: Sources) -> None:
+    """For whoever uses the weights of a run: what its tokens mean stands in its record, whatever lies there now.
+
+    Raises:
+        RefusedError: a Dataset was replaced, by one of another tokenizer or one whose tokenizer nobody noted.
+    """
+    began_with = data_in_force(read_config(job.paths), read_identity(job.paths), read_branches(job.paths)).datasets
+    for entry, dataset in zip(began_with, sources.datasets, strict=False):
+        noted = entry.get("facts", {}).get("tokenizer", "")
+        if entry["digest"] != dataset.digest and noted != dataset.manifest.tokenizer.get("digest"):
+            raise _other_data(job, sources, entry, dataset.digest)
 
 
 def _begin_anew(job: Job, identity: Mapping[str, Any]) -> Changes:

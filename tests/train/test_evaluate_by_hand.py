@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from support.datasets import DatasetSpec, make_dataset
 from support.training import train, write_job
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from loader.run_folder import RunPaths, read_events
+from loader.errors import RefusedError
+from loader.run_folder import RUN_FORMAT, RunPaths, read_events, read_identity
+from loader.sealed import write_sealed
 from train.evaluate import by_hand
 from train.evaluate.by_hand import evaluate_run, rows_of_call
+from train.huggingface.export import RunExport, export_run
 from train.job import job_of_run
 from train.model import Decoder
 
@@ -90,3 +94,24 @@ def test_a_large_batch_is_read_in_pieces_and_says_the_same(
 def test_where_a_call_holds_the_batch_the_result_is_that_of_the_run_to_the_last_bit(run_folder: Path) -> None:
     (event,) = [event for event in read_events(RunPaths(run_folder)) if event["kind"] == "evaluation"]
     assert evaluate_run(job_of_run(run_folder), None, print)["source_loss"] == event["source_loss"]
+
+
+def test_weights_are_not_judged_by_tokens_of_another_meaning(tmp_path: Path) -> None:
+    """Training and held-out data were both built anew in place: only the run knows what its tokens meant."""
+    made = make_dataset(tmp_path, DatasetSpec(documents={"a": 30}, seq_len=SEQ_LEN))
+    evaluate = {"every_steps": 2, "samples": 4}
+    write = {"steps": 2, "validation": [str(made.path)], "evaluate": evaluate}
+    train(write_job(tmp_path, made.path, **write))
+    root = tmp_path / "run"
+    shutil.rmtree(made.path)
+    make_dataset(tmp_path, DatasetSpec(documents={"a": 30}, seq_len=SEQ_LEN, seed=5))
+    assert evaluate_run(job_of_run(root), None, print)["loss"] > 0, "another text in the same tokens"
+    paths = RunPaths(root)
+    identity = read_identity(paths)
+    for entry in identity["datasets"]:
+        entry["facts"]["tokenizer"] = "1" * 32
+    write_sealed(paths.identity, {**RUN_FORMAT, **identity})
+    with pytest.raises(RefusedError, match="TR-RUN-DATASET"):
+        evaluate_run(job_of_run(root), None, print)
+    with pytest.raises(RefusedError, match="TR-RUN-DATASET"):
+        export_run(RunExport(root, tmp_path / "hf"), print)

@@ -11,7 +11,7 @@ from loader.errors import ConfigError, DamageError
 from loader.runs import read_branches
 
 from ..checkpoint import Checkpoint, load_tensors
-from ..job import Job, open_job_sources
+from ..job import Job, open_job_sources, refuse_other_tokens
 from ..lineage import named_checkpoint, newest_valid
 from ..state import build_model, input_options
 from .during import Evaluation
@@ -47,6 +47,7 @@ def evaluate_run(job: Job, name: str | None, say: Callable[[str], None]) -> dict
     checkpoint = _checkpoint(job, name, say)
     torch.set_num_threads(config.run.threads)
     sources = open_job_sources(job)
+    refuse_other_tokens(job, sources)
     rows = rows_of_call(config.micro_batch, config.data.batch[0].global_batch, sources.seq_len)
     held_out = open_held_out(job.open(config.validation), sources, config.evaluate.samples, rows)
     tasks = open_tasks(config.evaluate, sources, job.paths.root)

@@ -6,8 +6,9 @@ Legend: N samples.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -75,10 +76,17 @@ def open_held_out(datasets: list[Dataset], training: Sources, samples: int, rows
     ours, theirs = training.datasets[0].manifest, sources.datasets[0].manifest
     for what in ("seq_len", "vocab_size", "tokenizer"):
         if getattr(ours, what) != getattr(theirs, what):
+            here, there = (_said(getattr(one, what)) for one in (theirs, ours))
             raise RefusedError(
-                "TR-EVALUATE-DATASET", f"another {what} than the training data", sources.place, f"{getattr(ours, what)}"
-            )
+                "TR-EVALUATE-DATASET", f"{what} {here}: another one than the training data's", sources.place, there,
+                "build it with the training data: holdout:, or with their tokenizer loaded from DATASET/tokenizer",
+            )  # fmt: skip
     return HeldOut(sources, samples, rows)
+
+
+def _said(value: Any) -> str:
+    """A tokenizer's record by its digest alone."""
+    return str(value.get("digest", "none") if isinstance(value, Mapping) else value)
 
 
 def _samples_of(held_out: HeldOut, name: str) -> int:

@@ -30,7 +30,7 @@ from loader.sealed import read_sealed, write_sealed
 from loader.sources import Sources
 
 from ..checkpoint import COMMIT_NAME, Checkpoint, load_tensors
-from ..job import Job, job_of_run, open_job_sources
+from ..job import Job, job_of_run, open_job_sources, refuse_other_tokens
 from ..lineage import named_checkpoint, newest_valid
 from ..model_shape import ModelShape, shape_of
 from .files import DTYPES, plan_pieces, write_pieces
@@ -92,6 +92,7 @@ def _open(request: RunExport, say: Callable[[str], None]) -> _Opened:
             "tokenreel train CONFIG",
         )
     sources = open_job_sources(job)
+    refuse_other_tokens(job, sources)
     shape = shape_of(job.config.model, sources.datasets[0].manifest.vocab_size, sources.seq_len)
     return _Opened(job, sources, checkpoint, shape)
 

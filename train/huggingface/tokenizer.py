@@ -40,8 +40,8 @@ def tokenizer_files(tokenizer: Tokenizer | None, seq_len: int) -> TokenizerFiles
     ids: dict[str, int | None] = {name: getattr(tokenizer, f"{name}_id") for name in names}
     borders = {f"{name}_token_id": number for name, number in ids.items()}
     if tokenizer.kind != "huggingface":
-        note = f"a {tokenizer.kind} tokenizer has no tokenizer.json; take it from the Dataset"
-        return TokenizerFiles({}, borders, (note,))
+        note = f"a {tokenizer.kind} tokenizer has no tokenizer.json of Hugging Face's"
+        return TokenizerFiles({}, borders, (f"{note}; the Dataset's tokenizer/ holds its own files",))
     texts = {number: text for text, number in tokenizer.special.items()}
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
