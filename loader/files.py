@@ -175,6 +175,15 @@ def remove_all_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _is_running(pid: int) -> bool:
+    """Whether it runs; a killed orphan that nobody has waited for does not, and stays in /proc for as long as whoever
+    inherited it likes, in some containers for minutes."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path]:
     """Remove the files and folders that killed writers left in ``folder`` (not below it); returns the removed paths.
 
@@ -186,7 +195,7 @@ def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path
         pid, _, wanted = path.name[len(TEMPORARY_PREFIX) :].partition("-")
         if name is not None and wanted != name:
             continue
-        if pid.isdecimal() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+        if pid.isdecimal() and int(pid) != os.getpid() and _is_running(int(pid)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
