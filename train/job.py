@@ -37,7 +37,16 @@ from .schedule import with_annealing
 if TYPE_CHECKING:
     from loader.shards.dataset import Dataset
 
-__all__ = ["Changes", "Job", "establish", "job_of_run", "open_job_sources", "resolve_job", "write_job_file"]
+__all__ = [
+    "Changes",
+    "Job",
+    "establish",
+    "job_of_run",
+    "open_job_sources",
+    "refuse_other_tokens",
+    "resolve_job",
+    "write_job_file",
+]
 
 _FREE = ("steps", "checkpoint", "evaluate", "validation", "spikes", "parallel", "micro_batch")
 _LATER = ("data.datasets", "data.mixture", "data.batch", "data.exhaustion", "anneal")
