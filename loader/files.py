@@ -20,6 +20,7 @@ __all__ = [
     "digest_bytes",
     "fsync_folder",
     "hash_file",
+    "is_running",
     "make_folder",
     "remove_all_temporaries",
     "remove_folder",
@@ -175,7 +176,7 @@ def remove_all_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether it runs; a killed orphan that nobody has waited for does not, and stays in /proc for as long as whoever
     inherited it likes, in some containers for minutes."""
     try:
@@ -195,7 +196,7 @@ def remove_stale_temporaries(folder: Path, name: str | None = None) -> list[Path
         pid, _, wanted = path.name[len(TEMPORARY_PREFIX) :].partition("-")
         if name is not None and wanted != name:
             continue
-        if pid.isdecimal() and int(pid) != os.getpid() and _is_running(int(pid)):
+        if pid.isdecimal() and int(pid) != os.getpid() and is_running(int(pid)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import is_running
 from support.syscalls import SUPPORTED
 from support.syscalls_driver import memory_folder, run_plan
 from support.syscalls_jobs import job_files, left_overs, make_job
 
+from loader.files import is_running
 from loader.settings import child_environment
 
 _COMMAND = """

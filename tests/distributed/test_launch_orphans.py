@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support.datasets import DatasetSpec, make_dataset
-from support.processes import is_running
 from support.training import write_job
 
+from loader.files import is_running
 from loader.run_folder import RunPaths, lock_run, read_events
 
 pytestmark = pytest.mark.slow
